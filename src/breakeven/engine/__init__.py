@@ -1,0 +1,1 @@
+"""The embedded engine: continuous batching and lossless speculation. Knows nothing of the lab."""

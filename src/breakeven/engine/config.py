@@ -1,0 +1,110 @@
+"""Frozen configuration of a model, of speculation and of the engine; validated once, at construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+DType = Literal["float32", "bfloat16"]
+SpeculativeAlgorithm = Literal["ngram", "eagle3"]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be served; the message names the field and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Frequency scaling of the rotary embedding: `linear`, or `llama3` (with its four parameters)."""
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a Llama-, Qwen2- or Qwen3-like decoder, in the terms of its Hugging Face config.json."""
+
+    family: Literal["llama", "qwen2", "qwen3"]
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rope_theta: float
+    rms_norm_eps: float
+    tie_embeddings: bool
+    attention_bias: bool = False  # biases on q, k, v (Qwen2)
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # RMS norm per head on q and k (Qwen3)
+    rope_scaling: RopeScaling | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """What is drafted each round, in SGLang's terms.
+
+    `num_steps` is the depth; `eagle_topk` the branching; `num_draft_tokens` the nodes verified, root included.
+    A chain of K drafts is `num_steps=K, eagle_topk=1, num_draft_tokens=K + 1`.
+    """
+
+    algorithm: SpeculativeAlgorithm
+    num_steps: int = 3
+    eagle_topk: int = 1
+    num_draft_tokens: int = 4
+    draft_model_path: str | None = None
+    ngram_min: int = 2  # shortest suffix looked up in the context
+    ngram_max: int = 4  # longest suffix looked up
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "eagle_topk", "ngram_min"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"speculative {name} must be at least 1, got {getattr(self, name)}")
+        if self.num_draft_tokens < 2:
+            raise ConfigError(
+                f"speculative num_draft_tokens counts the root, so it must be at least 2, got {self.num_draft_tokens}"
+            )
+        if self.num_draft_tokens > 64:
+            raise ConfigError(f"speculative num_draft_tokens must be at most 64, got {self.num_draft_tokens}")
+        if self.eagle_topk == 1 and self.num_draft_tokens > self.num_steps + 1:
+            raise ConfigError(
+                f"a chain of {self.num_steps} steps has {self.num_steps + 1} nodes, root included, but "
+                f"num_draft_tokens is {self.num_draft_tokens}; lower it or raise num_steps"
+            )
+        if self.ngram_max < self.ngram_min:
+            raise ConfigError(f"ngram_max ({self.ngram_max}) must not be below ngram_min ({self.ngram_min})")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and limits of one engine. Token counts unless said otherwise."""
+
+    dtype: DType = "bfloat16"
+    device: str = "cpu"
+    page_size: int = 16  # tokens per KV page
+    kv_cache_tokens: int = 65_536  # capacity of the KV pool
+    max_running_requests: int = 256
+    max_context: int | None = None  # None: the model's own limit
+    prefill_chunk: int = 512  # prompt tokens processed in one step at most
+    prefix_cache: bool = True
+    speculation: SpeculationConfig | None = None
+    seed: int = 0  # for requests that name none
+    debug_checks: bool = field(default=False)  # assert the integrity of the KV pool after every step
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "kv_cache_tokens", "max_running_requests", "prefill_chunk"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.kv_cache_tokens < 2 * self.page_size:
+            raise ConfigError(
+                f"kv_cache_tokens ({self.kv_cache_tokens}) must hold at least two pages of {self.page_size} tokens"
+            )
