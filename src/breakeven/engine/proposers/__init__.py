@@ -1,0 +1,1 @@
+"""Proposers: what to draft for each request, behind one small interface."""
