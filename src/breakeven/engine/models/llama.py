@@ -1,0 +1,131 @@
+"""A Llama-, Qwen2- or Qwen3-shaped decoder over ragged rows. One forward for prefill, decode and verify."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from breakeven.engine.attention import AttentionPlan, KVCache, attend
+from breakeven.engine.config import ModelConfig
+from breakeven.engine.linear import Linear
+
+
+def rope_tables(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin, [max_position, head_dim] in `dtype`; angles are computed in float64, then rounded once."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=device) / config.head_dim
+    # transformers computes the inverse frequencies in float32; the same rounding keeps our logits next to its own.
+    inverse = (1.0 / (config.rope_theta ** half.float())).double()
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "linear":
+        inverse = inverse / scaling.factor
+    elif scaling is not None:
+        wavelength = 2 * math.pi / inverse
+        low = scaling.original_max_position / scaling.low_freq_factor
+        high = scaling.original_max_position / scaling.high_freq_factor
+        smooth = (scaling.original_max_position / wavelength - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
+        blended = (1 - smooth) * inverse / scaling.factor + smooth * inverse
+        inverse = torch.where(
+            wavelength > low, inverse / scaling.factor, torch.where(wavelength < high, inverse, blended)
+        )
+    positions = torch.arange(config.max_position, dtype=torch.float32, device=device)
+    angles = torch.outer(positions, inverse.float()).repeat(1, 2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, halves convention. x [rows, heads, head_dim]; cos and sin [rows, 1, head_dim]."""
+    half = x.shape[-1] // 2
+    swapped = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return torch.addcmul(x * cos, swapped, sin)
+
+
+@dataclass(slots=True)
+class Layer:
+    """Weights of one decoder layer; q, k and v are one matrix, gate and up another."""
+
+    input_norm: Tensor
+    qkv: Linear
+    output: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+
+
+class LlamaModel:
+    """The target's weights and its forward."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], device: torch.device) -> None:
+        self.config = config
+
+        def get(name: str) -> Tensor:
+            return weights[name].to(device)
+
+        def joined(prefix: str, parts: Sequence[str]) -> Linear:
+            weight = torch.cat([get(f"{prefix}.{part}.weight") for part in parts])
+            biases = [get(name) for part in parts if (name := f"{prefix}.{part}.bias") in weights]
+            return Linear(weight, torch.cat(biases) if biases else None)
+
+        self.embedding = get("model.embed_tokens.weight")
+        self.layers: list[Layer] = []
+        for index in range(config.num_layers):
+            base = f"model.layers.{index}"
+            self.layers.append(
+                Layer(
+                    input_norm=get(f"{base}.input_layernorm.weight"),
+                    qkv=joined(f"{base}.self_attn", ("q_proj", "k_proj", "v_proj")),
+                    output=joined(f"{base}.self_attn", ("o_proj",)),
+                    post_norm=get(f"{base}.post_attention_layernorm.weight"),
+                    gate_up=joined(f"{base}.mlp", ("gate_proj", "up_proj")),
+                    down=joined(f"{base}.mlp", ("down_proj",)),
+                    q_norm=get(f"{base}.self_attn.q_norm.weight") if config.qk_norm else None,
+                    k_norm=get(f"{base}.self_attn.k_norm.weight") if config.qk_norm else None,
+                )
+            )
+        self.final_norm = get("model.norm.weight")
+        self.head = Linear(self.embedding if config.tie_embeddings else get("lm_head.weight"), None)
+        self.cos, self.sin = rope_tables(config, self.embedding.dtype, device)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, sampled_rows: Tensor | None, plan: AttentionPlan, cache: KVCache
+    ) -> Tensor:
+        """Logits [sampled rows, vocab]; writes the rows' K and V into the cache.
+
+        tokens, positions int64 [rows]; `sampled_rows` int64 [sampled] picks rows for the head, None: all of them.
+        """
+        config = self.config
+        hidden = F.embedding(tokens, self.embedding)
+        cos = self.cos[positions].unsqueeze(1)
+        sin = self.sin[positions].unsqueeze(1)
+        rows = hidden.shape[0]
+        heads, kv_heads, dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            normed = F.rms_norm(hidden, (config.hidden_size,), layer.input_norm, eps)
+            qkv = layer.qkv(normed).view(rows, heads + 2 * kv_heads, dim)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                query = F.rms_norm(qkv[:, :heads], (dim,), layer.q_norm, eps)
+                key = F.rms_norm(qkv[:, heads : heads + kv_heads], (dim,), layer.k_norm, eps)
+                query_key = rotate(torch.cat((query, key), dim=1), cos, sin)
+            else:
+                query_key = rotate(qkv[:, : heads + kv_heads], cos, sin)
+            cache.write(index, plan.slots, query_key[:, heads:], qkv[:, heads + kv_heads :])
+            query = query_key[:, :heads]
+            if index == last and sampled_rows is not None and sampled_rows.shape[0] == 0:
+                break  # nothing is sampled: the last layer's K and V were all that mattered
+            attended = attend(query, index, plan, cache)
+            hidden = layer.output.add(attended.reshape(rows, heads * dim), hidden)
+            normed = F.rms_norm(hidden, (config.hidden_size,), layer.post_norm, eps)
+            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+            hidden = layer.down.add(F.silu(gate) * up, hidden)
+        if sampled_rows is not None:
+            hidden = hidden[sampled_rows]
+        return self.head(F.rms_norm(hidden, (config.hidden_size,), self.final_norm, eps))
