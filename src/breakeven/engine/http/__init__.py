@@ -1,0 +1,1 @@
+"""OpenAI-compatible HTTP over an `AsyncEngine`: routes, wire formats, errors and metrics."""
