@@ -1,0 +1,95 @@
+"""The primary effect: the geometric-mean ratio over blocks with a paired t interval on logs.
+
+The unit of replication is a block (one launch of every arm); requests within a launch are correlated and never n.
+With d_b = ln(arm_b / baseline_b): ratio = exp(mean d), interval = exp(mean d ± t(B − 1) · sd(d) / √B), and the p-value
+is the paired t test's against a ratio of 1, two-sided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from breakeven.lab.stats.student import check_confidence, t_quantile, t_tail
+
+
+@dataclass(frozen=True, slots=True)
+class RatioEstimate:
+    """arm ÷ baseline. With one block there is a ratio and nothing else: `ci_*`, `p_value` and `sd_log` are None."""
+
+    ratio: float
+    ci_low: float | None
+    ci_high: float | None
+    blocks: int
+    p_value: float | None
+    sd_log: float | None  # standard deviation of the blocks' log ratios
+    confidence: float = 0.95  # of the interval
+
+    @property
+    def log_ratio(self) -> float:
+        return math.log(self.ratio)
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean log ratio; None with one block."""
+        return None if self.sd_log is None else self.sd_log / math.sqrt(self.blocks)
+
+    def interval(self, confidence: float) -> tuple[float, float] | None:
+        """The two-sided t interval of the ratio at another confidence; None with one block."""
+        check_confidence(confidence)
+        if self.standard_error is None:
+            return None
+        half = t_quantile((1 + confidence) / 2, self.blocks - 1) * self.standard_error
+        return math.exp(self.log_ratio - half), math.exp(self.log_ratio + half)
+
+
+def log_ratios(baseline: Sequence[float], arm: Sequence[float]) -> list[float]:
+    """ln(arm / baseline), block by block. Raises ValueError for unpaired, non-positive or non-finite values."""
+    if len(baseline) != len(arm):
+        raise ValueError(f"values must be paired by block, but there are {len(baseline)} and {len(arm)}")
+    for name, values in (("baseline", baseline), ("arm", arm)):
+        for block, value in enumerate(values):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} of block {block} is {value}; a ratio needs positive finite values")
+    return [math.log(a) - math.log(b) for b, a in zip(baseline, arm, strict=True)]
+
+
+def paired_ratio(baseline: Sequence[float], arm: Sequence[float], confidence: float = 0.95) -> RatioEstimate:
+    """The geometric-mean ratio arm ÷ baseline over blocks; `baseline[b]` and `arm[b]` are of the same block.
+
+    Raises ValueError without blocks, or for unpaired, non-positive or non-finite values.
+    """
+    return ratio_from_logs(log_ratios(baseline, arm), confidence)
+
+
+def ratio_from_logs(logs: Sequence[float], confidence: float = 0.95) -> RatioEstimate:
+    """As `paired_ratio`, from one log ratio per block."""
+    check_confidence(confidence)
+    data = np.asarray(logs, dtype=np.float64)
+    if data.ndim != 1 or data.size == 0:
+        raise ValueError("a ratio needs at least one block")
+    if not np.all(np.isfinite(data)):
+        raise ValueError("log ratios must be finite; leave invalid blocks out")
+    mean, blocks = float(data.mean()), int(data.size)
+    if blocks == 1:
+        return RatioEstimate(math.exp(mean), None, None, 1, None, None, confidence)
+    sd = float(data.std(ddof=1))
+    error = sd / math.sqrt(blocks)
+    half = t_quantile((1 + confidence) / 2, blocks - 1) * error
+    p = float(mean == 0)  # without any spread
+    if error > 0:
+        p = min(1.0, 2 * t_tail(abs(mean) / error, blocks - 1))
+    return RatioEstimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), blocks, p, sd, confidence)
+
+
+def pooled_logs(by_condition: Sequence[Sequence[float]]) -> list[float]:
+    """One log ratio per block for condition "all": the mean over conditions, each with equal weight.
+
+    `by_condition[c][b]`: shape (conditions, blocks). Raises ValueError where conditions have unequal blocks.
+    """
+    if len({len(logs) for logs in by_condition}) != 1:
+        raise ValueError("conditions can be pooled only over the blocks that all of them have")
+    return [float(value) for value in np.asarray(by_condition, dtype=np.float64).mean(axis=0)]
