@@ -66,7 +66,7 @@ class _Request:
     params: SamplingParams
     seed: int
     stop: StopChecker
-    prompt_ids: np.ndarray | None  # type: ignore[type-arg]  # distinct, ascending; only where penalties need them
+    prompt_ids: np.ndarray | None  # distinct, ascending; only where penalties need them
     profile: SamplingProfile
     counts: Counter[int] = field(default_factory=Counter)  # of output tokens; only where penalties need them
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
@@ -244,22 +244,22 @@ class Engine:
         requests = [self._requests[item.sequence.request_id] for item in sampling]
         if all(request.profile.plain_greedy for request in requests):
             return SamplingBatch.greedy(sum(item.rows.sampled for item in sampling))
-        rows = []
+        rows: list[RowSpec] = []
         for item, request in zip(sampling, requests, strict=True):
             paths = item.tree.paths if item.tree is not None else ((),)
             length = len(item.sequence.tokens)
-            for path in paths:
-                rows.append(
-                    RowSpec(
-                        request.profile,
-                        request.seed,
-                        length + len(path),
-                        request.counts,
-                        request.prompt_ids,
-                        path,
-                        length - item.sequence.prompt_len + len(path),
-                    )
+            rows += [
+                RowSpec(
+                    request.profile,
+                    request.seed,
+                    length + len(path),
+                    request.counts,
+                    request.prompt_ids,
+                    path,
+                    length - item.sequence.prompt_len + len(path),
                 )
+                for path in paths
+            ]
         return build_batch(rows, self.model_config.vocab_size, self.tokenizer.eos_token_ids, device=self._runner.device)
 
     def _compact(self, rounds: Sequence[tuple[Scheduled, Accepted, int]]) -> None:

@@ -51,11 +51,11 @@ class Runner:
             pairs = np.array(moves, np.int64)
             self.cache.move(self._tensor(pairs[:, 0].copy()), self._tensor(pairs[:, 1].copy()))
 
-    def _tensor(self, array: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+    def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
-def _sampled_rows(sequences: Sequence[SequenceRows]) -> np.ndarray:  # type: ignore[type-arg]
+def _sampled_rows(sequences: Sequence[SequenceRows]) -> np.ndarray:
     rows: list[int] = []
     start = 0
     for sequence in sequences:
