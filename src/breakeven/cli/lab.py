@@ -1,0 +1,279 @@
+"""`breakeven plan`, `run`, `report` and `quickstart`: options in, tables and exit codes out."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from breakeven.lab.campaign import Campaign
+    from breakeven.lab.plan import Schedule
+    from breakeven.lab.records import RunDirectory
+    from breakeven.lab.runner import Outcome
+
+_SHOWN_INVALID = 5
+
+
+class Exit(IntEnum):
+    """Exit codes, as docs/campaign.md lists them."""
+
+    OK = 0
+    INVALID_CELLS = 1  # the run came to its end, but some cells are invalid
+    BAD_INPUT = 2
+    SERVER = 3  # a server could not be started, or died and the campaign says to stop
+    INTERRUPTED = 130
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (quickstart, plan, run, report):
+        app.command(command.__name__)(command)
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option("--out", help="Where the run goes.", file_okay=False)] = Path("quickstart-run"),
+    blocks: Annotated[int | None, typer.Option(min=1, max=1000, help="More blocks: surer, and longer.")] = None,
+) -> None:
+    """Measure the embedded engine with and without n-gram speculation: about 4 minutes on 2 cores.
+
+    An unfinished quickstart in the directory is continued; beside a finished one a new directory is made.
+    """
+    with _plain_errors():
+        from importlib.resources import files
+
+        from breakeven.lab.campaign_file import parse_campaign
+        from breakeven.lab.records import RunDirectory
+
+        text = files("breakeven.lab").joinpath("quickstart.yaml").read_text(encoding="utf-8")
+        campaign = parse_campaign(text, "quickstart.yaml")
+        if blocks is not None:
+            campaign = campaign.model_copy(update={"blocks": blocks})
+        target = out
+        number = 1
+        while RunDirectory.is_run(target):
+            existing = RunDirectory.open(target)
+            if existing.campaign == campaign and not existing.finished:
+                typer.echo(f"{target} holds an unfinished quickstart: continuing it")
+                break
+            number += 1
+            target = out.with_name(f"{out.name}-{number}")
+        if target != out:
+            typer.echo(f"{out} holds a run already; this one goes to {target}")
+        _execute(campaign, text, target, resume=RunDirectory.is_run(target))
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(help="Campaign file (YAML); see docs/campaign.md.", show_default=False)],
+) -> None:
+    """Show what a campaign would run, in which order and how long it takes. Starts nothing."""
+    with _plain_errors():
+        campaign, _, schedule = _load(file)
+        _print_plan(campaign, schedule)
+
+
+def run(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Campaign file (YAML). May be left out with --resume.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory of the run.", file_okay=False, show_default=False)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the directory.")] = False,
+) -> None:
+    """Run a campaign, then report. Interrupt it at any point: --resume goes on where it stopped."""
+    with _plain_errors():
+        from breakeven.lab.records import RunDirectory
+
+        if out is None:
+            _fail("--out is missing: give the directory that the run goes to")
+        if file is not None:
+            campaign, text, schedule = _load(file)
+            if RunDirectory.is_run(out) and not resume:
+                _fail(f"{out} already holds a run: continue it with --resume, or choose another directory")
+            _execute(campaign, text, out, resume=resume, schedule=schedule)
+        elif resume:
+            existing = RunDirectory.open(out)
+            _execute(existing.campaign, "", out, resume=True)
+        else:
+            _fail("give a campaign file, or --resume to continue the run in --out")
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(help="Directory of a run.", show_default=False)],
+) -> None:
+    """Analyse a run again from what is on disk, and print its verdicts."""
+    with _plain_errors():
+        from breakeven.lab.records import RunDirectory
+
+        existing = RunDirectory.open(directory)
+        if not existing.cell_ids():
+            _fail(f"{directory} holds no cell yet: continue it with breakeven run --resume --out {directory}")
+        _report(existing)
+
+
+# Steps
+
+
+def _load(file: Path) -> tuple[Campaign, str, Schedule]:
+    from breakeven.lab.campaign_file import load_campaign
+
+    loaded = load_campaign(file)
+    return loaded.campaign, loaded.text, _schedule(loaded.campaign)
+
+
+def _schedule(campaign: Campaign) -> Schedule:
+    from breakeven.lab.plan import build_schedule, load_suites
+    from breakeven.lab.runner import check_requests
+
+    check_requests(campaign)
+    return build_schedule(campaign, load_suites(campaign))
+
+
+def _execute(campaign: Campaign, text: str, out: Path, *, resume: bool, schedule: Schedule | None = None) -> None:
+    from breakeven.lab.progress import Progress
+    from breakeven.lab.records import RunDirectory
+    from breakeven.lab.runner import CampaignRunner, check_resumable, prepare
+
+    schedule = schedule or _schedule(campaign)
+    if resume and RunDirectory.is_run(out):
+        directory = RunDirectory.open(out)
+        check_resumable(directory, campaign, schedule)
+    else:
+        directory = RunDirectory.create(out, campaign, text, prepare(campaign, schedule, sys.argv))
+    with _signals_interrupt():
+        try:
+            with Progress(directory, schedule) as progress:
+                outcome = CampaignRunner(directory, campaign, schedule, on_event=progress).execute()
+        except KeyboardInterrupt:
+            typer.echo(
+                f"\ninterrupted; the servers are stopped and {len(directory.measured_ids())} cells are kept. Continue "
+                f"with:\n  breakeven run --resume --out {shlex.quote(str(out))}",
+                err=True,
+            )
+            raise typer.Exit(Exit.INTERRUPTED) from None
+    if outcome.measured:
+        _report(directory)
+    raise typer.Exit(_close(outcome, out))
+
+
+def _close(outcome: Outcome, out: Path) -> Exit:
+    """Says what went wrong, if anything, and chooses the exit code."""
+    for name, reasons in list(outcome.invalid.items())[:_SHOWN_INVALID]:
+        typer.echo(f"invalid: {name}: {'; '.join(reasons)}", err=True)
+    if len(outcome.invalid) > _SHOWN_INVALID:
+        typer.echo(f"invalid: and {len(outcome.invalid) - _SHOWN_INVALID} more cells; the report lists them", err=True)
+    if outcome.start_failures or outcome.stopped:
+        typer.echo(
+            f"a server failed, and {outcome.cells - outcome.measured} of {outcome.cells} cells were not measured. Once "
+            f"it is mended, continue with:\n  breakeven run --resume --out {shlex.quote(str(out))}",
+            err=True,
+        )
+        return Exit.SERVER
+    return Exit.INVALID_CELLS if outcome.invalid else Exit.OK
+
+
+def _report(directory: RunDirectory) -> None:
+    from breakeven.lab.analysis import analyse
+    from breakeven.lab.report import print_summary, write_reports
+
+    summary = analyse(directory)
+    write_reports(directory, summary)
+    print_summary(summary)
+    typer.echo(f"report: {directory.path / 'report.html'}")
+
+
+def _print_plan(campaign: Campaign, schedule: Schedule) -> None:
+    from breakeven.lab.arms import make_arm
+    from breakeven.lab.plan import assumed_cell_s, assumed_launch_s
+    from breakeven.lab.progress import duration
+
+    console = Console()
+    cells = list(schedule.cells())
+    requests = sum(len(cell.prompt_ids) for cell in cells)
+    typer.echo(
+        f"{campaign.name}: {len(campaign.arms)} arms (baseline {campaign.baseline}), {campaign.blocks} blocks, "
+        f"{len(schedule.conditions)} domains, {len(campaign.levels)} levels: {len(schedule.launches)} launches, "
+        f"{len(cells)} cells, {requests} requests of at most {campaign.workload.max_tokens} tokens\n"
+    )
+    typer.echo("Servers")
+    for name, config in campaign.arms.items():
+        command = make_arm(name, config).command()
+        typer.echo(f"  {name}: {shlex.join(command) if command else getattr(config, 'url', '')}")
+    table = Table(title="Schedule", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("block", "arms, in order of launch", "domains", "streams, in order"):
+        table.add_column(heading, overflow="fold")
+    for block in range(campaign.blocks):
+        launches = [launch for launch in schedule.launches if launch.block == block]
+        first = launches[0].cells
+        table.add_row(
+            str(block + 1),
+            ", ".join(launch.arm for launch in launches),
+            ", ".join(dict.fromkeys(cell.key.condition for cell in first)),
+            ", ".join(dict.fromkeys(str(cell.key.level) for cell in first)),
+        )
+    typer.echo("")
+    console.print(table)
+    sizes = ", ".join(f"{campaign.requests.at(level)} at {level}" for level in sorted(campaign.levels))
+    typer.echo(f"\nRequests in a cell: {sizes} (streams)")
+    for note in schedule.notes:
+        console.print(Text(f"Note: {note}"), soft_wrap=True)
+    total = sum(assumed_cell_s(campaign, c.key.level) for c in cells)
+    total += len(schedule.launches) * assumed_launch_s(campaign)
+    assumed = campaign.assumptions
+    typer.echo(
+        f"Expected duration: about {duration(total)}, if a server starts in {assumed.startup_s:g} s, gives "
+        f"{assumed.tokens_per_second:g} tok/s at one stream and every answer is of full length (assumptions: in the "
+        f"campaign file)"
+    )
+
+
+# Errors and signals
+
+
+def _fail(message: str, code: Exit = Exit.BAD_INPUT) -> NoReturn:
+    typer.echo(f"breakeven: {message}", err=True)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What can go wrong with input, disk and servers ends in a message and an exit code, not in a traceback."""
+    from breakeven.lab.arms import ArmError
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        _fail("interrupted", Exit.INTERRUPTED)
+    except ArmError as problem:
+        _fail(str(problem), Exit.SERVER)
+    except (ValueError, OSError) as problem:  # CampaignError, RecordError and PromptError are ValueErrors
+        _fail(str(problem))
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a run as Ctrl-C does: servers stopped, nothing lost."""
+
+    def interrupt(number: int, frame: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {name: signal.signal(getattr(signal, name), interrupt) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+        sys.stdout.flush()

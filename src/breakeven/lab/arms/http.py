@@ -1,0 +1,211 @@
+"""What all arms share: an OpenAI-compatible server behind a URL."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from breakeven.lab.arms.base import Probe, Ready, ResetError, StartError
+from breakeven.lab.arms.prometheus import Series, speculation_series
+from breakeven.lab.client.generator import run_closed_loop
+from breakeven.lab.client.parse import parse_exchange
+from breakeven.lab.client.types import Endpoint, RequestResult, RequestSpec
+
+_POLL_S = 0.1
+_CONTROL_TIMEOUT_S = 10.0
+_RESET_PATIENCE_S = 10.0
+_SETTLE_READS = 5
+_SETTLE_S = 0.05
+_NOT_YET = frozenset((408, 425, 429, 500, 502, 503, 504))
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """How to talk to a server. URLs are whole; `model` None: the first that /v1/models names."""
+
+    base_url: str
+    model: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    verify_tls: bool = True
+    health_url: str | None = None
+    reset_url: str | None = None
+    metrics_url: str | None = None
+
+
+def base_url(url: str) -> str:
+    """The server's URL without a trailing slash, /v1 or route, however the user wrote it."""
+    return re.sub(r"(/v1)?(/chat)?(/completions)?/*\Z", "", url.rstrip("/"))
+
+
+def authorised(headers: Mapping[str, str], api_key_env: str | None, arm: str) -> dict[str, str]:
+    """The headers, with the key that the environment holds. StartError if it holds none."""
+    if api_key_env is None:
+        return dict(headers)
+    key = os.environ.get(api_key_env)
+    if not key:
+        raise StartError(f"{arm}: the environment variable {api_key_env}, which should hold the API key, is not set")
+    return {**headers, "Authorization": f"Bearer {key}"}
+
+
+class HttpServer:
+    """Readiness, reset and counters of one server. `still_there` raises once there is no point in waiting."""
+
+    def __init__(self, arm: str, options: HttpOptions) -> None:
+        self._arm = arm
+        self.options = options
+        self._client = httpx.Client(
+            headers=dict(options.headers), verify=options.verify_tls, timeout=_CONTROL_TIMEOUT_S, trust_env=False
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def endpoint(self, route: str) -> Endpoint:
+        return Endpoint(self.options.base_url + route, dict(self.options.headers), self.options.verify_tls)
+
+    # Readiness
+
+    def wait_ready(self, probe: Probe, timeout_s: float, still_there: Callable[[], None]) -> Ready:
+        """Polls health, finds the model's name, and asks for a first token, until `timeout_s` is over."""
+        began = time.monotonic()
+        deadline = began + timeout_s
+        obstacle = "nothing was tried"
+        while True:
+            still_there()
+            obstacle = self._health()
+            if not obstacle:
+                model, obstacle = self._model()
+                if model is not None:
+                    obstacle = self._first_token(probe, model, max(1.0, deadline - time.monotonic()))
+                    if not obstacle:
+                        still_there()  # what answered could be another server on the same port
+                        return Ready(model, time.monotonic() - began, self._version())
+            if time.monotonic() >= deadline:
+                still_there()
+                raise StartError(
+                    f"{self._arm}: the server was not ready within {timeout_s:g} s (startup_timeout_s): {obstacle}"
+                )
+            time.sleep(_POLL_S)
+
+    def _health(self) -> str:
+        """Empty if the server is healthy, or has no such route; else what stands in the way."""
+        url = self.options.health_url or self.options.base_url + "/health"
+        try:
+            status = self._client.get(url).status_code
+        except httpx.HTTPError as problem:
+            return f"{url} does not answer ({_reason(problem)})"
+        except (httpx.InvalidURL, ValueError) as problem:
+            raise StartError(f"{self._arm}: {url} cannot be asked: {problem}") from None
+        if status < 300 or (self.options.health_url is None and status in (401, 403, 404, 405)):
+            return ""
+        return f"{url} answers with status {status}"
+
+    def _model(self) -> tuple[str | None, str]:
+        if self.options.model is not None:
+            return self.options.model, ""
+        url = self.options.base_url + "/v1/models"
+        try:
+            answer = self._client.get(url)
+            if answer.status_code in (401, 403):
+                raise StartError(f"{self._arm}: {url} refuses access (status {answer.status_code}): set api_key_env")
+            return str(answer.json()["data"][0]["id"]), ""
+        except httpx.HTTPError as problem:
+            return None, f"{url} does not answer ({_reason(problem)})"
+        except (ValueError, LookupError, TypeError):
+            return None, f"{url} names no model: set the arm's model"
+
+    def _first_token(self, probe: Probe, model: str, timeout_s: float) -> str:
+        spec = RequestSpec("ready", "ready", probe.body(model))
+        try:
+            load = run_closed_loop(self.endpoint(probe.route), [spec], 1, timeout_s=timeout_s)
+        except ValueError as problem:  # an endpoint that cannot be
+            raise StartError(f"{self._arm}: {problem}") from None
+        result = parse_exchange(load.exchanges[0])
+        if result.error is None:
+            return ""
+        status = result.http_status
+        if status is not None and 400 <= status < 500 and status not in _NOT_YET:
+            raise StartError(f"{self._arm}: the server refuses a small request like the measured ones: {result.error}")
+        return f"a first request failed: {_first_words(result)}"
+
+    def _version(self) -> str | None:
+        try:
+            answer = self._client.get(self.options.base_url + "/version")
+            version = answer.json().get("version")
+        except (httpx.HTTPError, ValueError, AttributeError):
+            return None
+        return str(version) if version is not None and answer.status_code == 200 else None
+
+    # Between cells
+
+    def reset(self) -> None:
+        """Empties the prefix cache; a server that is still busy with it is given a moment."""
+        url = self.options.reset_url
+        assert url is not None
+        deadline = time.monotonic() + _RESET_PATIENCE_S
+        while True:
+            try:
+                answer = self._client.post(url)
+            except httpx.HTTPError as problem:
+                raise ResetError(f"{self._arm}: {url} does not answer ({_reason(problem)})") from None
+            if 200 <= answer.status_code < 300:
+                if _says_no(answer):
+                    raise ResetError(f"{self._arm}: {url} says that it failed: {answer.text[:200]}")
+                return
+            if answer.status_code not in (409, 429, 503) or time.monotonic() >= deadline:
+                raise ResetError(
+                    f"{self._arm}: resetting the prefix cache failed, {url} answers with status {answer.status_code}: "
+                    f"{answer.text[:200].strip()}"
+                )
+            time.sleep(_POLL_S)
+
+    def counters(self) -> dict[Series, float] | None:
+        """The speculation counters once they stand still (some servers update them after the last token)."""
+        before = self._scrape()
+        for _ in range(_SETTLE_READS):
+            if not before:  # no metrics, or none of speculation
+                return before
+            time.sleep(_SETTLE_S)
+            after = self._scrape()
+            if after == before:
+                return after
+            before = after
+        return before
+
+    def _scrape(self) -> dict[Series, float] | None:
+        url = self.options.metrics_url or self.options.base_url + "/metrics"
+        try:
+            answer = self._client.get(url)
+        except httpx.HTTPError:
+            return None
+        return speculation_series(answer.text) if answer.status_code == 200 else None
+
+    def answers(self) -> bool:
+        """Whether anything at all answers at the URL."""
+        try:
+            self._client.get(self.options.health_url or self.options.base_url + "/health")
+        except httpx.HTTPError:
+            return False
+        return True
+
+
+def _says_no(answer: httpx.Response) -> bool:
+    try:
+        body: Any = answer.json()
+    except ValueError:
+        return False
+    return isinstance(body, dict) and body.get("success") is False
+
+
+def _first_words(result: RequestResult) -> str:
+    return (result.error or "").splitlines()[0][:300]
+
+
+def _reason(problem: Exception) -> str:
+    return str(problem) or type(problem).__name__

@@ -1,0 +1,124 @@
+"""An arm whose server the lab starts and stops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from breakeven.lab.arms.base import Probe, Ready, StartError
+from breakeven.lab.arms.http import HttpOptions, HttpServer
+from breakeven.lab.arms.process import ProcessIdentity, ServerProcess, StopReport, free_port, port_is_free
+from breakeven.lab.arms.prometheus import Series
+from breakeven.lab.client.types import Endpoint
+
+HOST = "127.0.0.1"
+PORT = "{port}"
+
+
+class LaunchedArm:
+    """A command line with {port} in it, and the server that it starts.
+
+    `paths` and `options.…_url` beginning with a slash are taken from the server's own address.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: tuple[str, ...],
+        options: HttpOptions,
+        *,
+        port: int | None,
+        env: Mapping[str, str | None],
+        startup_timeout_s: float,
+        stop_timeout_s: float,
+        continuous_usage: bool = True,
+    ) -> None:
+        self.name = name
+        self.can_reset = options.reset_url is not None
+        self.continuous_usage = continuous_usage
+        self._command = command
+        self._options = options
+        self._fixed_port = port
+        self._env = env
+        self._startup_timeout_s = startup_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._process: ServerProcess | None = None
+        self._http: HttpServer | None = None
+
+    def command(self) -> tuple[str, ...]:
+        return self._command
+
+    def start(self, log_path: Path) -> ProcessIdentity:
+        if self._process is not None:
+            raise StartError(f"{self.name}: the server is running already")
+        port = self._fixed_port or free_port(HOST)
+        if not port_is_free(port, HOST):
+            raise StartError(f"{self.name}: port {port} is in use by another program: end it, or set another port")
+        command = [part.replace(PORT, str(port)) for part in self._command]
+        try:
+            self._process = ServerProcess(command, log_path, self._env, port)
+        except OSError as problem:
+            raise StartError(f"{self.name}: the server could not be started: {problem.strerror or problem}") from None
+        self._http = HttpServer(self.name, self._resolved(f"http://{HOST}:{port}"))
+        return self._process.identity
+
+    def _resolved(self, base: str) -> HttpOptions:
+        def whole(url: str | None) -> str | None:
+            return base + url if url is not None and url.startswith("/") else url
+
+        given = self._options
+        return HttpOptions(
+            base_url=base,
+            model=given.model,
+            headers=given.headers,
+            verify_tls=given.verify_tls,
+            health_url=whole(given.health_url),
+            reset_url=whole(given.reset_url),
+            metrics_url=whole(given.metrics_url),
+        )
+
+    def wait_ready(self, probe: Probe) -> Ready:
+        try:
+            return self._server().wait_ready(probe, self._startup_timeout_s, self._still_there)
+        except StartError as problem:
+            if self.alive() and self._process is not None and (words := self._process.last_words()):
+                raise StartError(f"{problem}\nthe server's log ends:\n{words}") from None
+            raise
+
+    def _still_there(self) -> None:
+        if not self.alive():
+            raise StartError(f"{self.name}: the server ended before it was ready: {self.obituary()}")
+
+    def _server(self) -> HttpServer:
+        if self._http is None:
+            raise StartError(f"{self.name}: the server has not been started")
+        return self._http
+
+    def endpoint(self, route: str) -> Endpoint:
+        return self._server().endpoint(route)
+
+    def reset(self) -> None:
+        self._server().reset()
+
+    def counters(self) -> Mapping[Series, float] | None:
+        return self._server().counters()
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.alive()
+
+    def obituary(self) -> str:
+        if self._process is None:
+            return "never started"
+        words = self._process.last_words()
+        ending = self._process.how_it_ended()
+        return f"{ending}; its log ends:\n{words}" if words else f"{ending}; it wrote nothing to its log"
+
+    def stop(self) -> StopReport:
+        process, http = self._process, self._http
+        if process is None:
+            return StopReport(None, False, 0.0)
+        report = process.stop(self._stop_timeout_s)
+        if http is not None:
+            http.close()
+        self._process = self._http = None
+        return report

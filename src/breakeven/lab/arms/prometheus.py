@@ -1,0 +1,117 @@
+"""Prometheus text → speculation counters, and their rise over a cell. Pure.
+
+Counters are read by vLLM's names after any prefix (`vllm:`, `breakeven:`, `sglang_`, …), summed over ranks and engines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+_SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*\Z")
+_LABEL = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|\Z)')
+_COUNTER = re.compile(
+    r"(?:.*[:_])?spec_decode_(num_drafts|num_draft_tokens|num_accepted_tokens|num_accepted_tokens_per_pos)(?:_total)?\Z"
+)
+_ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
+
+Series = tuple[str, tuple[tuple[str, str], ...]]  # name of the sample, sorted labels
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of a scrape."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """How far counters rose between two scrapes, and what cannot be about it, in plain words.
+
+    `values`: num_drafts, num_draft_tokens, num_accepted_tokens, accepted_pos_0, …; empty if the server has none.
+    `restarted`: a counter ran backwards, so there was a restart or a reset in between.
+    """
+
+    values: Mapping[str, float]
+    problems: tuple[str, ...] = ()
+    restarted: bool = False
+
+
+def samples(text: str) -> Iterator[Sample]:
+    """The samples of a scrape. Comments, and lines that are not samples, are passed over."""
+    for line in text.splitlines():
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        match = _SAMPLE.match(stripped)
+        if match is None:
+            continue
+        try:
+            value = float(match[3])
+        except ValueError:
+            continue
+        labels = {
+            name: re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[0]), quoted)
+            for name, quoted in _LABEL.findall(match[2] or "")
+        }
+        yield Sample(match[1], labels, value)
+
+
+def speculation_series(text: str) -> dict[Series, float]:
+    """The speculation counters of a scrape, one entry per rank or engine; empty if there are none."""
+    found: dict[Series, float] = {}
+    for sample in samples(text):
+        if _COUNTER.match(sample.name):
+            found[(sample.name, tuple(sorted(sample.labels.items())))] = sample.value
+    return found
+
+
+def _key(series: Series) -> str | None:
+    match = _COUNTER.match(series[0])
+    if match is None:
+        return None
+    if match[1] != "num_accepted_tokens_per_pos":
+        return match[1]
+    position = dict(series[1]).get("position", "")
+    return f"accepted_pos_{int(position)}" if position.isdigit() else None
+
+
+def rise(before: Mapping[Series, float], after: Mapping[Series, float]) -> Rise:
+    """The counters' rise, summed over ranks. A series that appears in between began at zero."""
+    values: dict[str, float] = {}
+    problems: list[str] = []
+    restarted = False
+    for series in sorted(after.keys() | before.keys()):
+        key = _key(series)
+        if key is None:
+            continue
+        if series not in after or after[series] < before.get(series, 0.0):
+            restarted = True
+            problems.append(f"the counter {series[0]} ran backwards: the server was restarted or reset in between")
+            continue
+        values[key] = values.get(key, 0.0) + after[series] - before.get(series, 0.0)
+    if restarted:
+        return Rise({}, tuple(dict.fromkeys(problems)), True)
+    return Rise(values, tuple(impossible(values)))
+
+
+def impossible(values: Mapping[str, float]) -> Iterator[str]:
+    """What cannot be of counters over one window, as sentences."""
+    drafts = values.get("num_drafts")
+    drafted = values.get("num_draft_tokens")
+    accepted = values.get("num_accepted_tokens")
+    if accepted is not None and drafted is not None and accepted > drafted:
+        yield f"the server claims {accepted:g} accepted tokens of {drafted:g} drafted ones"
+    if drafts is not None and drafted is not None and drafted < drafts:
+        yield f"the server claims {drafts:g} drafts with {drafted:g} drafted tokens"
+    above = drafts
+    position = 0
+    while (here := values.get(f"accepted_pos_{position}")) is not None:
+        if above is not None and here > above:
+            yield f"the server claims {here:g} drafts accepted at position {position}, out of {above:g}"
+        above = here
+        position += 1

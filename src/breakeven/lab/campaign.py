@@ -1,0 +1,360 @@
+"""The campaign: what is compared, on which workload, at which loads, how often, and what makes a cell invalid.
+
+These are the models of the campaign file (docs/campaign.md); `campaign_file` reads it from YAML. All are frozen, and
+all unknown fields are refused. A resolved campaign, with every default written out, is stored beside each run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z")  # parts of file names
+MAX_LEVEL = 10_000
+MAX_CELLS = 100_000
+
+
+class Section(BaseModel):
+    """What every section shares: strict types, no unknown fields, no changes after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Speculation(Section):
+    """What the embedded engine drafts each round, in SGLang's terms. None: the engine's own default."""
+
+    algorithm: Literal["ngram", "eagle3"]
+    num_steps: int | None = Field(default=None, ge=1, le=64)
+    eagle_topk: int | None = Field(default=None, ge=1, le=64)
+    num_draft_tokens: int | None = Field(default=None, ge=2, le=64)
+    draft_model_path: str | None = None
+    ngram_min: int | None = Field(default=None, ge=1)
+    ngram_max: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.algorithm == "eagle3" and self.draft_model_path is None:
+            raise ValueError("eagle3 needs draft_model_path, the directory of the drafter")
+        if (
+            self.num_draft_tokens is not None
+            and (self.eagle_topk or 1) == 1
+            and self.num_steps is not None
+            and self.num_draft_tokens > self.num_steps + 1
+        ):
+            raise ValueError(
+                f"a chain of {self.num_steps} steps has {self.num_steps + 1} nodes, root included, but "
+                f"num_draft_tokens is {self.num_draft_tokens}: lower it, or raise num_steps or eagle_topk"
+            )
+        return self
+
+
+def _refuse_options_of_ours(flags: tuple[str, ...]) -> tuple[str, ...]:
+    for flag in flags:
+        option = flag.split("=", 1)[0]
+        if option in ("--host", "--port", "--api-key"):
+            raise ValueError(f"{option} is set by the lab itself: leave it out of the flags")
+    return flags
+
+
+class EmbeddedArm(Section):
+    """`breakeven serve`, started for each block in a process of its own."""
+
+    type: Literal["embedded"]
+    model: str = "smollm2-135m"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    speculation: Speculation | Literal["off"] = "off"
+    flags: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    port: int | None = Field(default=None, ge=1, le=65535)
+    startup_timeout_s: float = Field(default=180.0, gt=0)
+    stop_timeout_s: float = Field(default=15.0, gt=0)
+
+    @field_validator("speculation", mode="before")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        if value is None or value is False:
+            return "off"
+        if isinstance(value, str) and value != "off":
+            raise ValueError(f"must be 'off' or a mapping with an algorithm, for example {{algorithm: {value}}}")
+        return value
+
+    @field_validator("flags")
+    @classmethod
+    def _flags(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
+        return _refuse_options_of_ours(flags)
+
+    @property
+    def can_reset(self) -> bool:
+        return True
+
+
+def _check_url(url: str | None) -> str | None:
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is not a URL of a server: write it as http://HOST:PORT or https://HOST")
+    if parts.username or parts.password:
+        raise ValueError("a URL must not carry a password, because it is stored with the run: use api_key_env")
+    try:
+        parts.port  # noqa: B018  # raises for a port out of range
+    except ValueError:
+        raise ValueError(f"{url!r} has a port that is not between 0 and 65535") from None
+    return url.rstrip("/")
+
+
+class _HttpServer(Section):
+    """How to talk to a server that is not ours."""
+
+    model: str | None = None
+    api_key_env: str | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    reset_url: str | None = None
+    metrics_url: str | None = None
+    health_url: str | None = None
+    continuous_usage: bool = True
+    verify_tls: bool = True
+
+    @field_validator("headers")
+    @classmethod
+    def _no_secrets(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if name.lower() in ("authorization", "x-api-key", "api-key"):
+                raise ValueError(f"{name} would be stored with the run in plain text: use api_key_env instead")
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or re.search(r"[\r\n\0]", value):
+                raise ValueError(f"{name!r} is not a header that HTTP allows")
+        return headers
+
+    @property
+    def can_reset(self) -> bool:
+        return self.reset_url is not None
+
+
+class AttachArm(_HttpServer):
+    """A server that is already running and that the lab neither starts nor stops."""
+
+    type: Literal["attach"]
+    url: str
+    startup_timeout_s: float = Field(default=30.0, gt=0)
+
+    @field_validator("url", "reset_url", "metrics_url", "health_url")
+    @classmethod
+    def _urls(cls, url: str | None) -> str | None:
+        return _check_url(url)
+
+
+class CommandArm(_HttpServer):
+    """Any OpenAI-compatible server started by a command line; `{port}` in it is replaced by a free port.
+
+    `reset_url`, `metrics_url` and `health_url` may be paths, such as /reset_prefix_cache.
+    """
+
+    type: Literal["command"]
+    command: tuple[str, ...] = Field(min_length=1)
+    env: dict[str, str] = Field(default_factory=dict)
+    port: int | None = Field(default=None, ge=1, le=65535)
+    startup_timeout_s: float = Field(default=600.0, gt=0)
+    stop_timeout_s: float = Field(default=30.0, gt=0)
+
+    @field_validator("reset_url", "metrics_url", "health_url")
+    @classmethod
+    def _urls(cls, url: str | None) -> str | None:
+        return url if url is not None and url.startswith("/") else _check_url(url)
+
+    @model_validator(mode="after")
+    def _port_is_told(self) -> Self:
+        if self.port is None and not any("{port}" in part for part in self.command):
+            raise ValueError("the command must hold {port}, which is replaced by a free port, or else set port")
+        return self
+
+
+ArmConfig = Annotated[EmbeddedArm | AttachArm | CommandArm, Field(discriminator="type")]
+ARM_TYPES: Mapping[str, type[Section]] = {"embedded": EmbeddedArm, "attach": AttachArm, "command": CommandArm}
+
+
+class Workload(Section):
+    """What is asked. Without `prompts_file` the prompts are those of the suites that ship with breakeven."""
+
+    domains: tuple[str, ...] | None = Field(default=None, min_length=1)
+    prompts_file: str | None = None
+    max_tokens: int = Field(default=128, ge=1)
+    template: Literal["chat", "completions"] = "chat"
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    request_timeout_s: float = Field(default=600.0, gt=0)
+
+    @field_validator("domains")
+    @classmethod
+    def _names(cls, domains: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for domain in domains or ():
+            if not _NAME.match(domain):
+                raise ValueError(f"{domain!r} must be 1 to 40 letters, digits, dots, dashes and underscores")
+            if domain == "all":
+                raise ValueError("'all' is the name of all domains pooled: call this one something else")
+        return _distinct(domains) if domains is not None else None
+
+    @model_validator(mode="after")
+    def _default_domains(self) -> Self:
+        if self.domains is None and self.prompts_file is None:
+            object.__setattr__(self, "domains", ("coding", "encyclopedic"))
+        return self
+
+
+class Requests(Section):
+    """How many requests a cell has: requests_per_stream × level, within the bounds."""
+
+    requests_per_stream: float = Field(default=2.0, gt=0)
+    min_requests: int = Field(default=8, ge=1)
+    max_requests: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.max_requests is not None and self.max_requests < self.min_requests:
+            raise ValueError(f"max_requests ({self.max_requests}) is below min_requests ({self.min_requests})")
+        return self
+
+    def at(self, level: int) -> int:
+        """Requests of a cell at `level` streams. Never fewer than the level, so that every stream has work."""
+        wanted = max(self.min_requests, math.ceil(self.requests_per_stream * level))
+        if self.max_requests is not None:
+            wanted = min(wanted, self.max_requests)
+        return max(wanted, level)
+
+
+class Sampling(Section):
+    """How tokens are chosen: only what is set is sent. `seed`: one per request, a fixed number, or null for none."""
+
+    temperature: float | None = Field(default=0.0, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    min_tokens: int | None = Field(default=None, ge=0)
+    ignore_eos: bool | None = None
+    seed: int | Literal["per_request"] | None = "per_request"
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a request body, without the seed; what is not set is left out."""
+        values = self.model_dump(exclude={"seed"}, exclude_none=True)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+class Warmup(Section):
+    """Requests after each launch whose prompts are never measured."""
+
+    requests: int = Field(default=4, ge=0, le=1000)
+    max_tokens: int = Field(default=16, ge=1)
+
+
+class Gates(Section):
+    """When a cell is invalid; decided before anything is measured. Shares are between 0 and 1."""
+
+    max_send_lag_ms: float = Field(default=50.0, gt=0)
+    max_failed_share: float = Field(default=0.0, ge=0, le=1)
+    require_usage: bool = True
+    max_cached_share: float = Field(default=0.5, ge=0, le=1)
+    max_client_cpu_share: float = Field(default=0.8, gt=0, le=1)
+
+
+class Assumptions(Section):
+    """What `breakeven plan` assumes of a server's speed before anything is measured; no result depends on it.
+
+    Throughput at n streams is taken as tokens_per_second · n / (1 + (n − 1) / saturation_streams).
+    """
+
+    tokens_per_second: float = Field(default=35.0, gt=0)
+    saturation_streams: float = Field(default=6.0, gt=0)
+    startup_s: float = Field(default=8.0, ge=0)
+
+
+def _distinct(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    repeated = next((item for item in items if items.count(item) > 1), None)
+    if repeated is not None:
+        raise ValueError(f"{repeated!r} occurs twice")
+    return items
+
+
+class Campaign(Section):
+    """One campaign file."""
+
+    name: str = Field(default="campaign", min_length=1, max_length=200)
+    arms: dict[str, ArmConfig]
+    baseline: str
+    workload: Workload = Workload()
+    levels: tuple[Annotated[int, Field(ge=1, le=MAX_LEVEL)], ...] = Field(default=(1, 2, 5, 10), min_length=1)
+    requests: Requests = Requests()
+    sampling: Sampling = Sampling()
+    blocks: int = Field(default=5, ge=1, le=1000)
+    seed: int = Field(default=0, ge=0)
+    margin: float = Field(default=0.03, gt=0, lt=1)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    warmup: Warmup = Warmup()
+    gates: Gates = Gates()
+    on_server_death: Literal["continue", "stop"] = "continue"
+    assumptions: Assumptions = Assumptions()
+
+    @field_validator("arms")
+    @classmethod
+    def _arm_names(cls, arms: dict[str, Any]) -> dict[str, Any]:
+        if len(arms) < 2:
+            raise ValueError("at least two arms are needed: the baseline and one to compare with it")
+        for name in arms:
+            if not _NAME.match(name):
+                raise ValueError(
+                    f"the arm's name {name!r} must be 1 to 40 letters, digits, dots, dashes and underscores"
+                )
+        if len({name.lower() for name in arms}) < len(arms):
+            raise ValueError("arms must differ by more than upper and lower case: their names become file names")
+        return arms
+
+    @field_validator("levels")
+    @classmethod
+    def _levels(cls, levels: tuple[int, ...]) -> tuple[int, ...]:
+        return _distinct(levels)
+
+    @field_validator("name")
+    @classmethod
+    def _printable(cls, name: str) -> str:
+        if not name.isprintable():
+            raise ValueError("must be one line of printable characters")
+        return name
+
+    @field_validator("baseline")
+    @classmethod
+    def _baseline(cls, baseline: str, info: Any) -> str:
+        arms = info.data.get("arms")
+        if arms is not None and baseline not in arms:
+            raise ValueError(f"{baseline!r} is not one of the arms: {', '.join(arms)}")
+        return baseline
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        cells = self.blocks * len(self.arms) * len(self.levels) * len(self.workload.domains or (1,))
+        if cells > MAX_CELLS:
+            raise ValueError(f"{cells} cells are more than {MAX_CELLS}: use fewer blocks, levels, arms or domains")
+        if self.sampling.min_tokens is not None and self.sampling.min_tokens > self.workload.max_tokens:
+            raise ValueError(
+                f"sampling.min_tokens ({self.sampling.min_tokens}) is above workload.max_tokens "
+                f"({self.workload.max_tokens})"
+            )
+        return self
+
+    @property
+    def natural(self) -> bool:
+        """Real text that ends by itself: without it, acceptance means nothing (docs/statistics.md)."""
+        return not self.sampling.ignore_eos and not self.sampling.min_tokens
+
+    @property
+    def salts_prompts(self) -> bool:
+        """Some arm's prefix cache cannot be reset, so every cell's prompts carry a salt, the same in all arms."""
+        return not all(arm.can_reset for arm in self.arms.values())

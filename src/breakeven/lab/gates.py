@@ -1,0 +1,137 @@
+"""The gates of a cell: rules fixed in the campaign beforehand that make it invalid. Pure.
+
+An invalid cell is reported with its reasons and takes no part in any comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from breakeven.lab.campaign import Gates
+from breakeven.lab.client.types import RequestResult
+
+_WORDS = 300  # of an error message that is quoted
+
+
+def send_lag_p99_ms(requests: Sequence[RequestResult]) -> float:
+    """The 99th percentile of actual minus intended send, in milliseconds; 0 without requests."""
+    if not requests:
+        return 0.0
+    return float(np.percentile([(r.send_ns - r.intended_send_ns) / 1e6 for r in requests], 99))
+
+
+def failed(request: RequestResult) -> bool:
+    """Whether a request did not end as it should."""
+    return request.error is not None or (request.http_status is not None and not 200 <= request.http_status < 300)
+
+
+def cached_share(requests: Sequence[RequestResult]) -> float | None:
+    """The share of prompt tokens that the server found in its prefix cache; None if it does not report them."""
+    known = [r for r in requests if not failed(r) and r.cached_tokens is not None and r.prompt_tokens]
+    if not known:
+        return None
+    return sum(r.cached_tokens or 0 for r in known) / sum(r.prompt_tokens or 0 for r in known)
+
+
+def check_cell(
+    requests: Sequence[RequestResult],
+    gates: Gates,
+    *,
+    planned: int,
+    max_tokens: int,
+    start_ns: int,
+    end_ns: int,
+    client_cpu_s: float,
+) -> tuple[str, ...]:
+    """The reasons why a cell is invalid, in plain words; empty for a valid one. `planned`: requests it should have."""
+    return tuple(
+        reason
+        for reason in (
+            _failures(requests, gates, planned),
+            _usage(requests, gates),
+            _clock(requests, start_ns, end_ns),
+            _send_lag(requests, gates),
+            _lengths(requests, max_tokens),
+            _cache(requests, gates),
+            _client(gates, start_ns, end_ns, client_cpu_s),
+        )
+        if reason
+    )
+
+
+def _failures(requests: Sequence[RequestResult], gates: Gates, planned: int) -> str:
+    bad = [r for r in requests if failed(r)]
+    unsent = planned - len(requests)
+    share = (len(bad) + unsent) / planned if planned else 0.0
+    if share <= gates.max_failed_share:
+        return ""
+    parts = [f"{len(bad)} of {planned} requests failed"] if bad else []
+    parts += [f"{unsent} of {planned} requests were not sent"] if unsent else []
+    words = f"{' and '.join(parts)} (allowed: {gates.max_failed_share:.0%})"
+    if bad:
+        first = bad[0]
+        words += f"; the first of them, {first.request_id}: {(first.error or f'HTTP {first.http_status}')[:_WORDS]}"
+    return words
+
+
+def _usage(requests: Sequence[RequestResult], gates: Gates) -> str:
+    good = [r for r in requests if not failed(r)]
+    uncounted = sum(r.completion_tokens is None for r in good)
+    if uncounted and gates.require_usage:
+        return (
+            f"{uncounted} of {len(good)} answers came without usage, so their tokens are not known: let the server "
+            f"report it (stream_options.include_usage)"
+        )
+    if good and not uncounted and not any(r.completion_tokens for r in good):
+        return "the server generated no token for any request"
+    return ""
+
+
+def _clock(requests: Sequence[RequestResult], start_ns: int, end_ns: int) -> str:
+    backwards = sum(r.end_ns < r.send_ns or r.send_ns < r.intended_send_ns for r in requests)
+    if backwards or end_ns < start_ns:
+        return f"time ran backwards in {backwards} requests: the machine's clock was set during the cell"
+    return ""
+
+
+def _send_lag(requests: Sequence[RequestResult], gates: Gates) -> str:
+    lag = send_lag_p99_ms(requests)
+    if lag <= gates.max_send_lag_ms:
+        return ""
+    return (
+        f"the client sent late: p99 of its lag is {lag:.1f} ms (allowed: {gates.max_send_lag_ms:g} ms); leave it a "
+        f"processor core of its own, or measure from another machine"
+    )
+
+
+def _lengths(requests: Sequence[RequestResult], max_tokens: int) -> str:
+    longer = [r for r in requests if (r.completion_tokens or 0) > max_tokens]
+    if not longer:
+        return ""
+    worst = max(longer, key=lambda r: r.completion_tokens or 0)
+    return (
+        f"{len(longer)} answers are longer than max_tokens ({worst.request_id}: {worst.completion_tokens} against "
+        f"{max_tokens}): the server ignores the limit or counts wrongly"
+    )
+
+
+def _cache(requests: Sequence[RequestResult], gates: Gates) -> str:
+    share = cached_share(requests)
+    if share is None or share <= gates.max_cached_share:
+        return ""
+    return (
+        f"{share:.0%} of the prompt tokens were in the server's prefix cache (allowed: {gates.max_cached_share:.0%}): "
+        f"it was not empty, or the prompts share that much"
+    )
+
+
+def _client(gates: Gates, start_ns: int, end_ns: int, client_cpu_s: float) -> str:
+    seconds = (end_ns - start_ns) / 1e9
+    if seconds <= 0 or client_cpu_s / seconds <= gates.max_client_cpu_share:
+        return ""
+    return (
+        f"the client was busy {client_cpu_s / seconds:.0%} of the time (allowed: {gates.max_client_cpu_share:.0%}), so "
+        f"it may have been the bottleneck"
+    )

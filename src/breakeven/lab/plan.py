@@ -1,0 +1,244 @@
+"""From a campaign to its schedule: every launch, cell, prompt and seed, fixed before anything runs.
+
+Pure, except for `load_suites`.
+
+The schedule is a function of the campaign and its prompts, so a resumed run has the same one; its hash is stored with
+the run to prove it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from breakeven.lab.campaign import AttachArm, Campaign
+from breakeven.lab.design import (
+    arm_orders,
+    condition_orders,
+    level_orders,
+    request_seed,
+    select_cell_prompts,
+    stable_hash,
+    stable_shuffle,
+)
+from breakeven.lab.records import CellKey
+from breakeven.lab.workload.prompt import Prompt, PromptError, Suite, make_suite
+from breakeven.lab.workload.suite import load_suite, read_prompts_file
+
+_WARMUP_SHARE = 4  # at most one in so many prompts of a suite is kept for warming up
+_SPARE_WARMUP = Prompt(
+    "warmup", "warmup", ({"role": "user", "content": "Describe a lighthouse in winter, in a few sentences."},)
+)
+_STOP_S = 1.0  # assumed for ending a server
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """One cell: its prompts in the order in which they are sent, and a seed for each (None: none is sent)."""
+
+    key: CellKey
+    prompt_ids: tuple[str, ...]
+    seeds: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLaunch:
+    """One launch of one arm in one block, and its cells in order. `position`: of the arm within the block, from 0."""
+
+    block: int
+    arm: str
+    position: int
+    cells: tuple[PlannedCell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Everything that will be measured, in order. `notes`: what the reader should know of it, in plain words."""
+
+    launches: tuple[PlannedLaunch, ...]
+    conditions: tuple[str, ...]
+    suites: Mapping[str, Suite]
+    warmup: tuple[Prompt, ...]
+    notes: tuple[str, ...]
+    sha256: str
+
+    def cells(self) -> Iterator[PlannedCell]:
+        return itertools.chain.from_iterable(launch.cells for launch in self.launches)
+
+    def prompt(self, condition: str, prompt_id: str) -> Prompt:
+        return next(p for p in self.suites[condition].prompts if p.id == prompt_id)
+
+
+def load_suites(campaign: Campaign) -> dict[str, Suite]:
+    """The prompts of each condition: shipped suites, or the domains of the campaign's own file.
+
+    Raises PromptError for a domain that has no prompts, or a file that cannot be used.
+    """
+    workload = campaign.workload
+    if workload.prompts_file is None:
+        return {domain: load_suite(domain) for domain in workload.domains or ()}
+    of_domain: dict[str, list[Prompt]] = {}
+    for prompt in read_prompts_file(workload.prompts_file).prompts:
+        of_domain.setdefault(prompt.domain, []).append(prompt)
+    wanted = workload.domains or tuple(sorted(of_domain))
+    for domain in wanted:
+        if domain not in of_domain:
+            raise PromptError(
+                f"{workload.prompts_file} holds no prompt of the domain {domain!r}: "
+                f"it has {', '.join(sorted(of_domain))}"
+            )
+    if "all" in wanted:
+        raise PromptError(
+            f"{workload.prompts_file}: 'all' is the name of all domains pooled: call this one differently"
+        )
+    return {domain: make_suite(domain, of_domain[domain]) for domain in wanted}
+
+
+def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
+    """Lays out blocks, launches and cells. Raises PromptError where names of arms and domains collide."""
+    conditions = tuple(suites)
+    blocks, seed = campaign.blocks, campaign.seed
+    warmup, measured_ids = _keep_for_warmup(campaign, suites)
+    needs = {level: campaign.requests.at(level) for level in campaign.levels}
+    chosen = {name: select_cell_prompts(measured_ids[name], needs, blocks, seed) for name in conditions}
+    arms = arm_orders(list(campaign.arms), blocks, seed)
+    levels = level_orders(campaign.levels, blocks, seed)
+    order = condition_orders(conditions, blocks, seed)
+    launches = tuple(
+        PlannedLaunch(
+            block,
+            arm,
+            position,
+            tuple(
+                _cell(campaign, CellKey(block, arm, condition, level), chosen[condition].cells[block][level])
+                for condition in order[block]
+                for level in levels[block]
+            ),
+        )
+        for block in range(blocks)
+        for position, arm in enumerate(arms[block])
+    )
+    ids = Counter(cell.key.id.lower() for launch in launches for cell in launch.cells)
+    collision = next((name for name, count in ids.items() if count > 1), None)
+    if collision is not None:
+        raise PromptError(f"two cells would have the same name {collision!r}: rename an arm or a domain")
+    notes = [f"{name}: {chosen[name].reuse.note}" for name in conditions if chosen[name].reuse.note]
+    if campaign.salts_prompts:
+        unresettable = [name for name, arm in campaign.arms.items() if not arm.can_reset]
+        notes.append(
+            f"prompts carry a salt in their first message, because the prefix cache of {', '.join(unresettable)} is "
+            f"not reset (no reset_url)"
+        )
+    return Schedule(launches, conditions, dict(suites), warmup, tuple(notes), _hash(campaign, suites, launches, warmup))
+
+
+def _cell(campaign: Campaign, key: CellKey, prompt_ids: tuple[str, ...]) -> PlannedCell:
+    wanted = campaign.sampling.seed
+    seeds = tuple(
+        request_seed(campaign.seed, key.block, key.condition, key.level, index) if wanted == "per_request" else wanted
+        for index in range(len(prompt_ids))
+    )
+    return PlannedCell(key, prompt_ids, seeds)
+
+
+def _keep_for_warmup(
+    campaign: Campaign, suites: Mapping[str, Suite]
+) -> tuple[tuple[Prompt, ...], dict[str, tuple[str, ...]]]:
+    """Sets prompts aside that are never measured, in turn from every condition; the rest is for measuring."""
+    need = campaign.warmup.requests
+    per_condition = -(-need // len(suites))
+    kept: list[list[Prompt]] = []
+    rest: dict[str, tuple[str, ...]] = {}
+    for name, suite in suites.items():
+        order = stable_shuffle(suite.prompts, campaign.seed, "warmup", name)
+        count = min(per_condition, len(order) // _WARMUP_SHARE)
+        kept.append(list(order[:count]))
+        rest[name] = tuple(sorted(prompt.id for prompt in order[count:]))
+    in_turn = [p for row in itertools.zip_longest(*kept) for p in row if p is not None] or [_SPARE_WARMUP]
+    return tuple(itertools.islice(itertools.cycle(in_turn), need)), rest
+
+
+def _hash(
+    campaign: Campaign, suites: Mapping[str, Suite], launches: Iterable[PlannedLaunch], warmup: Iterable[Prompt]
+) -> str:
+    content = {
+        "suites": {name: suite.sha256 for name, suite in suites.items()},
+        "warmup": [prompt.id for prompt in warmup],
+        "cells": [(cell.key.id, cell.prompt_ids, cell.seeds) for launch in launches for cell in launch.cells],
+        "max_tokens": campaign.workload.max_tokens,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def cell_salt(campaign: Campaign, key: CellKey, run_id: str) -> str:
+    """Twelve digits for the prompts of one cell; the same in all arms, except where two arms are one server.
+
+    Two arms with the same URL share its cache, so the second would find the first one's prompts in it. Digits, because
+    a fixed number of them makes the same number of tokens. `run_id` keeps a second run apart from the first.
+    """
+    servers = Counter(arm.url for arm in campaign.arms.values() if isinstance(arm, AttachArm))
+    arm = campaign.arms[key.arm]
+    own = key.arm if isinstance(arm, AttachArm) and servers[arm.url] > 1 else ""
+    number = stable_hash("salt", run_id, key.block, key.condition, key.level, own) % 10**12
+    return f"{number:012d}"
+
+
+# Duration
+
+
+def assumed_cell_s(campaign: Campaign, level: int) -> float:
+    """How long a cell takes under the campaign's assumptions, every answer being max_tokens long."""
+    requests = campaign.requests.at(level)
+    return requests * campaign.workload.max_tokens / _assumed_rate(campaign, min(level, requests))
+
+
+def assumed_launch_s(campaign: Campaign) -> float:
+    """Start, warm-up and end of a server under the campaign's assumptions."""
+    warm = campaign.warmup
+    streams = max(1, min(warm.requests, max(campaign.levels)))
+    return campaign.assumptions.startup_s + warm.requests * warm.max_tokens / _assumed_rate(campaign, streams) + _STOP_S
+
+
+def _assumed_rate(campaign: Campaign, streams: int) -> float:
+    assumed = campaign.assumptions
+    return assumed.tokens_per_second * streams / (1 + (streams - 1) / assumed.saturation_streams)
+
+
+@dataclass(slots=True)
+class Forecast:
+    """How long the rest will take: assumed at first, then corrected by what was measured."""
+
+    campaign: Campaign
+    _cells: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)
+    _launches: list[float] = field(default_factory=list)
+
+    def cell_took(self, key: CellKey, seconds: float) -> None:
+        self._cells.setdefault((key.arm, key.condition, key.level), []).append(seconds)
+
+    def launch_took(self, seconds: float) -> None:
+        """What a launch took besides its cells."""
+        self._launches.append(seconds)
+
+    def cell_s(self, key: CellKey) -> float:
+        """The mean of this arm, condition and level; else the assumption, scaled by how far others were off."""
+        seen = self._cells.get((key.arm, key.condition, key.level))
+        if seen:
+            return sum(seen) / len(seen)
+        return assumed_cell_s(self.campaign, key.level) * self._scale()
+
+    def launch_s(self) -> float:
+        return sum(self._launches) / len(self._launches) if self._launches else assumed_launch_s(self.campaign)
+
+    def remaining_s(self, cells: Iterable[CellKey], launches: int) -> float:
+        return sum(map(self.cell_s, cells)) + launches * self.launch_s()
+
+    def _scale(self) -> float:
+        measured = assumed = 0.0
+        for (_, _, level), seen in self._cells.items():
+            measured += sum(seen)
+            assumed += len(seen) * assumed_cell_s(self.campaign, level)
+        return measured / assumed if assumed else 1.0

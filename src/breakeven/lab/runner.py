@@ -1,0 +1,467 @@
+"""Executes a schedule: launch by launch, cell by cell; writes every cell before it begins the next; resumes.
+
+What is on disk decides what is left to do. A cell that was measured, validly or not, is never measured again; cells
+of a server that did not start are recorded as invalid and are tried again when the run is resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from breakeven.lab import environment, gates
+from breakeven.lab.arms import Arm, Probe, ProcessIdentity, Ready, ResetError, StartError, make_arm
+from breakeven.lab.arms.process import kill_leftover
+from breakeven.lab.arms.prometheus import Rise, rise
+from breakeven.lab.campaign import Campaign
+from breakeven.lab.client.generator import run_closed_loop
+from breakeven.lab.client.parse import parse_exchange
+from breakeven.lab.client.types import RequestResult, RequestSpec
+from breakeven.lab.events import (
+    CellBegan,
+    CellEnded,
+    CellProgress,
+    Event,
+    LaunchBegan,
+    LaunchEnded,
+    LaunchFailed,
+    LaunchReady,
+    Notice,
+    RunBegan,
+)
+from breakeven.lab.plan import PlannedCell, PlannedLaunch, Schedule, cell_salt
+from breakeven.lab.records import CellKey, CellRecord, RecordError, RunDirectory
+from breakeven.lab.workload.prompt import Prompt, salted
+from breakeven.lab.workload.request import chat_body, completion_body
+
+ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_PROBE_PROMPT = Prompt("ready", "ready", ({"role": "user", "content": "Say hello."},))
+_PROBE_TOKENS = 2
+_CELL_BYTES = 65_536  # set aside for a cell, besides…
+_REQUEST_BYTES = 4_096  # …this for each request…
+_TOKEN_BYTES = 48  # …and this for each token, which may be a chunk and some text
+
+ArmFactory = Callable[[str, Any], Arm]
+
+
+class ServerDiedError(RuntimeError):
+    """A server failed, and the campaign says to stop then (on_server_death: stop)."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run ended. `invalid`: reasons by cell, over the whole run. `start_failures`: messages of this start."""
+
+    cells: int
+    measured: int
+    invalid: Mapping[str, tuple[str, ...]]
+    start_failures: tuple[str, ...] = ()
+    stopped: bool = False
+
+
+@dataclass(slots=True)
+class _Launch:
+    """A launch under way."""
+
+    plan: PlannedLaunch
+    arm: Arm
+    number: int  # of this arm in this block, from 1: more than one after a death or a resumption
+    ready: Ready | None = None
+    cells_s: float = 0.0
+
+
+def prepare(
+    campaign: Campaign, schedule: Schedule, invocation: Sequence[str] = (), *, run_id: str | None = None
+) -> dict[str, Any]:
+    """What `environment.json` holds of a new run."""
+    commands = {name: _command(name, config) for name, config in campaign.arms.items()}
+    found = environment.collect(commands, invocation)
+    found["run_id"] = run_id or hashlib.sha256(f"{time.time_ns()}{invocation}".encode()).hexdigest()[:16]
+    found["schedule_sha256"] = schedule.sha256
+    found["suites"] = {
+        name: {"sha256": suite.sha256, "prompts": len(suite.prompts)} for name, suite in schedule.suites.items()
+    }
+    return found
+
+
+def _command(name: str, config: Any) -> tuple[str, ...]:
+    with suppress(StartError):  # a missing key is told when the arm is started
+        return make_arm(name, config).command()
+    return ()
+
+
+def check_requests(campaign: Campaign) -> None:
+    """ValueError if the campaign's requests cannot be written, such as for an extra_body that overrides a field."""
+    make = chat_body if campaign.workload.template == "chat" else completion_body
+    workload = campaign.workload
+    make(_PROBE_PROMPT, "model", campaign.sampling.fields(), workload.max_tokens, None, workload.extra_body)
+
+
+def check_resumable(run: RunDirectory, campaign: Campaign, schedule: Schedule) -> None:
+    """RecordError unless the run on disk is of this very campaign, with these very prompts."""
+    if run.campaign != campaign:
+        old, new = run.campaign.model_dump(mode="json"), campaign.model_dump(mode="json")
+        changed = ", ".join(name for name in new if new[name] != old.get(name))
+        raise RecordError(
+            f"{run.path} was begun with another campaign (changed since: {changed}): undo the change, or run into "
+            f"another directory"
+        )
+    if run.environment.get("schedule_sha256") != schedule.sha256:
+        raise RecordError(
+            f"{run.path} was begun with other prompts, or by another version of breakeven "
+            f"({run.environment.get('versions', {}).get('breakeven')}): run into another directory"
+        )
+
+
+@dataclass(slots=True)
+class CampaignRunner:
+    """Runs what is left of a schedule into a run directory. Call `execute` once."""
+
+    run: RunDirectory
+    campaign: Campaign
+    schedule: Schedule
+    on_event: Callable[[Event], None] = lambda event: None
+    arm_factory: ArmFactory = make_arm
+    _start_failures: list[str] = field(default_factory=list)
+    _invalid: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def execute(self) -> Outcome:
+        """Measures every cell that is not on disk yet. No server is left running, however it ends.
+
+        Raises RecordError (DiskFullError, RunLockedError) when the directory cannot be used, and passes
+        KeyboardInterrupt on; both leave a run that can be resumed.
+        """
+        check_resumable(self.run, self.campaign, self.schedule)
+        with self.run.lock():
+            return self._execute()
+
+    def _execute(self) -> Outcome:
+        self.run.remove_leftovers()
+        self._end_leftover_servers()
+        done = self.run.measured_ids()
+        todo = [
+            (launch, [cell for cell in launch.cells if cell.key.id not in done]) for launch in self.schedule.launches
+        ]
+        todo = [(launch, cells) for launch, cells in todo if cells]
+        total = sum(1 for _ in self.schedule.cells())
+        self.run.journal("run_started", cells=total, done=len(done), version=environment.versions()["breakeven"])
+        self.on_event(RunBegan(total, len(done), len(todo)))
+        stopped = False
+        try:
+            for launch, cells in todo:
+                self._launch_until_done(launch, cells)
+        except ServerDiedError as problem:
+            stopped = True
+            self.run.journal("run_stopped", reason=str(problem))
+        except KeyboardInterrupt:
+            with suppress(RecordError):
+                self.run.journal("run_interrupted")
+            raise
+        finally:
+            self.run.release()
+        if not stopped:
+            self.run.journal("run_finished")
+        invalid = self._all_invalid()
+        return Outcome(total, len(self.run.measured_ids()), invalid, tuple(self._start_failures), stopped)
+
+    def _all_invalid(self) -> dict[str, tuple[str, ...]]:
+        """The invalid cells on disk, of earlier starts too."""
+        known = dict(self._invalid)
+        for event in self.run.read_journal():
+            if event.get("event") == "cell_invalid" and event.get("cell") not in known:
+                known[str(event.get("cell"))] = tuple(map(str, event.get("reasons", ())))
+        now = self.run.cell_ids()
+        valid = {e.get("cell") for e in self.run.read_journal() if e.get("event") == "cell_finished"}
+        return {name: reasons for name, reasons in sorted(known.items()) if name in now and name not in valid}
+
+    def _end_leftover_servers(self) -> None:
+        """A run that was killed may have left its server. Its identity is in the journal."""
+        open_launches: dict[int, ProcessIdentity] = {}
+        for event in self.run.read_journal():
+            if event.get("event") == "arm_started" and isinstance(event.get("pid"), int):
+                identity = ProcessIdentity(event["pid"], float(event.get("pid_created") or 0.0))
+                open_launches[identity.pid] = identity
+            elif event.get("event") == "arm_stopped":
+                open_launches.pop(event.get("pid", -1), None)
+        for identity in open_launches.values():
+            if kill_leftover(identity):
+                self.on_event(Notice(f"ended a server that an earlier start had left running (process {identity.pid})"))
+
+    # Launches
+
+    def _launch_until_done(self, plan: PlannedLaunch, cells: list[PlannedCell]) -> None:
+        """Measures the cells, launching again if the server dies between them. Each launch takes at least one off."""
+        number = 0
+        while cells:
+            number += 1
+            cells = self._launch(plan, cells, number)
+
+    def _launch(self, plan: PlannedLaunch, cells: list[PlannedCell], number: int) -> list[PlannedCell]:
+        """One launch; returns the cells that are left because the server ended before their turn."""
+        began = time.monotonic()
+        log = self.run.log_path(plan.block, plan.arm)
+        identity: ProcessIdentity | None = None
+        launch: _Launch | None = None
+        left = list(cells)
+        try:
+            arm = self.arm_factory(plan.arm, self.campaign.arms[plan.arm])
+            launch = _Launch(plan, arm, number)
+            self.on_event(LaunchBegan(plan.block, plan.arm, len(cells), arm.command()))
+            identity = arm.start(log)
+            self.run.journal(
+                "arm_started",
+                block=plan.block,
+                arm=plan.arm,
+                launch=number,
+                pid=identity.pid if identity else None,
+                pid_created=identity.created if identity else None,
+                command=list(arm.command()),
+            )
+            launch.ready = arm.wait_ready(self._probe())
+            self.run.journal(
+                "arm_ready",
+                block=plan.block,
+                arm=plan.arm,
+                seconds=round(launch.ready.seconds, 3),
+                model=launch.ready.model,
+                version=launch.ready.version,
+            )
+            self.on_event(LaunchReady(plan.block, plan.arm, time.monotonic() - began))
+            self._warm_up(launch)
+            while left:
+                died = self._cell(launch, left[0])
+                del left[0]
+                if died:
+                    self._server_failed(plan, died)
+                    return left
+        except StartError as problem:
+            self._start_failures.append(str(problem))
+            for cell in left:
+                self._keep(_unmeasured(cell.key, f"not measured: {problem}"))
+            self._server_failed(plan, str(problem))
+        finally:
+            if launch is not None:
+                self._end(launch, identity, began)
+        return []
+
+    def _server_failed(self, plan: PlannedLaunch, message: str) -> None:
+        self.run.journal("arm_failed", block=plan.block, arm=plan.arm, reason=message)
+        self.on_event(LaunchFailed(plan.block, plan.arm, message))
+        if self.campaign.on_server_death == "stop":
+            raise ServerDiedError(message)
+
+    def _end(self, launch: _Launch, identity: ProcessIdentity | None, began: float) -> None:
+        plan = launch.plan
+        report = launch.arm.stop()
+        with suppress(RecordError):  # a full disk has been reported already, and must not hide what went wrong first
+            self.run.journal(
+                "arm_stopped",
+                block=plan.block,
+                arm=plan.arm,
+                pid=identity.pid if identity else None,
+                exit_status=report.exit_status,
+                killed=report.killed,
+                seconds=round(report.seconds, 3),
+                problems=list(report.problems),
+            )
+        self.on_event(LaunchEnded(plan.block, plan.arm, time.monotonic() - began - launch.cells_s, report.problems))
+
+    def _warm_up(self, launch: _Launch) -> None:
+        prompts = self.schedule.warmup
+        if not prompts:
+            return
+        warm = self.campaign.warmup
+        limit = min(warm.max_tokens, self.campaign.workload.max_tokens)
+        specs = [
+            RequestSpec(f"warmup-{index}", prompt.id, self._body(launch, prompt, None, limit))
+            for index, prompt in enumerate(prompts)
+        ]
+        load = run_closed_loop(
+            launch.arm.endpoint(self._route),
+            specs,
+            min(len(specs), max(self.campaign.levels)),
+            timeout_s=self.campaign.workload.request_timeout_s,
+            should_stop=_watch(launch.arm),
+        )
+        bad = [r for r in map(parse_exchange, load.exchanges) if gates.failed(r)]
+        if not launch.arm.alive():
+            raise StartError(f"{launch.plan.arm}: the server ended during the warm-up: {launch.arm.obituary()}")
+        if bad:
+            self.on_event(Notice(f"{launch.plan.arm}: {len(bad)} warm-up requests failed: {bad[0].error}"))
+
+    # Cells
+
+    def _cell(self, launch: _Launch, cell: PlannedCell) -> str:
+        """Measures one cell and writes it. Returns how the server died, empty if it lives."""
+        requests = len(cell.prompt_ids)
+        tokens = requests * self.campaign.workload.max_tokens
+        self.run.reserve(_CELL_BYTES + requests * _REQUEST_BYTES + tokens * _TOKEN_BYTES)
+        began = time.monotonic()
+        self.on_event(CellBegan(cell.key, requests))
+        record = self._measure(launch, cell)
+        died = "" if launch.arm.alive() else launch.arm.obituary()
+        if died:
+            reason = f"the server ended during the cell: {died}"
+            record = _with_reason(record, reason)
+            died = f"{launch.plan.arm}: {reason}"
+        seconds = time.monotonic() - began
+        launch.cells_s += seconds
+        self._keep(record, seconds)
+        return died
+
+    def _measure(self, launch: _Launch, cell: PlannedCell) -> CellRecord:
+        arm, key, campaign = launch.arm, cell.key, self.campaign
+        specs, salt, bodies_sha256 = self._requests(launch, cell)
+        before = environment.moment()
+        if arm.can_reset:
+            try:
+                arm.reset()
+            except ResetError as problem:
+                return _unmeasured(key, f"not measured: {problem}")
+        counters_before = arm.counters()
+        load = run_closed_loop(
+            arm.endpoint(self._route),
+            specs,
+            key.level,
+            timeout_s=campaign.workload.request_timeout_s,
+            on_progress=lambda done, failed: self.on_event(CellProgress(key, done, failed)),
+            should_stop=_watch(arm),
+        )
+        counters = _rise(counters_before, arm)
+        position = {spec.request_id: index for index, spec in enumerate(specs)}
+        results: tuple[RequestResult, ...] = tuple(
+            sorted(map(parse_exchange, load.exchanges), key=lambda r: position[r.request_id])
+        )
+        invalid = gates.check_cell(
+            results,
+            campaign.gates,
+            planned=len(specs),
+            max_tokens=campaign.workload.max_tokens,
+            start_ns=load.start_ns,
+            end_ns=load.end_ns,
+            client_cpu_s=load.client_cpu_s,
+        )
+        if counters.restarted:
+            invalid += counters.problems
+        seconds = max(1e-9, (load.end_ns - load.start_ns) / 1e9)
+        return CellRecord(
+            key=key,
+            started_ns=load.start_ns,
+            ended_ns=load.end_ns,
+            requests=results,
+            invalid=invalid,
+            counters=counters.values,
+            client_cpu_s=load.client_cpu_s,
+            send_lag_p99_ms=gates.send_lag_p99_ms(results),
+            extra={
+                "arm_position": launch.plan.position,
+                "cell_position": launch.plan.cells.index(cell),
+                "launch": launch.number,
+                "log": str(self.run.log_path(key.block, key.arm).relative_to(self.run.path)),
+                "model": launch.ready.model if launch.ready else None,
+                "server_version": launch.ready.version if launch.ready else None,
+                "ready_s": launch.ready.seconds if launch.ready else None,
+                "cache": "reset" if arm.can_reset else "salted",
+                "salt": salt,
+                "bodies_sha256": bodies_sha256,
+                "clock": load.clock,
+                "client_cpu_share": load.client_cpu_s / seconds,
+                "cached_share": gates.cached_share(results),
+                "counter_problems": list(counters.problems),
+                "before": before,
+                "after": environment.moment(),
+            },
+        )
+
+    def _keep(self, record: CellRecord, seconds: float = 0.0) -> None:
+        """Writes a cell, then the journal's line about it."""
+        self.run.write_cell(record)
+        event = "cell_invalid" if record.invalid else "cell_finished"
+        details: dict[str, Any] = {"reasons": list(record.invalid)} if record.invalid else {}
+        self.run.journal(event, cell=record.key.id, seconds=round(seconds, 3), requests=len(record.requests), **details)
+        if record.invalid:
+            self._invalid[record.key.id] = record.invalid
+        tokens = sum(r.completion_tokens or 0 for r in record.requests)
+        self.on_event(CellEnded(record.key, seconds, len(record.requests), tokens, record.invalid))
+
+    # Requests
+
+    @property
+    def _route(self) -> str:
+        return ROUTES[self.campaign.workload.template]
+
+    def _requests(self, launch: _Launch, cell: PlannedCell) -> tuple[list[RequestSpec], str | None, str]:
+        salt = None
+        if self.campaign.salts_prompts:
+            salt = cell_salt(self.campaign, cell.key, str(self.run.environment.get("run_id", "")))
+        specs = []
+        digest = hashlib.sha256()
+        for index, (prompt_id, seed) in enumerate(zip(cell.prompt_ids, cell.seeds, strict=True)):
+            prompt = self.schedule.prompt(cell.key.condition, prompt_id)
+            body = self._body(launch, salted(prompt, salt) if salt else prompt, seed)
+            digest.update(body + b"\n")
+            specs.append(RequestSpec(f"{cell.key.id}-{index:05d}", prompt_id, body))
+        return specs, salt, digest.hexdigest()
+
+    def _body(self, launch: _Launch, prompt: Prompt, seed: int | None, max_tokens: int | None = None) -> bytes:
+        assert launch.ready is not None
+        return self._build(launch.ready.model, prompt, seed, max_tokens, launch.arm.continuous_usage)
+
+    def _probe(self) -> Probe:
+        # Without continuous usage: a server that refuses the option should say so in the first cell, with its words.
+        return Probe(self._route, lambda model: self._build(model, _PROBE_PROMPT, None, _PROBE_TOKENS, False))
+
+    def _build(
+        self, model: str, prompt: Prompt, seed: int | None, max_tokens: int | None, continuous_usage: bool
+    ) -> bytes:
+        workload = self.campaign.workload
+        sampling = self.campaign.sampling.fields()
+        if max_tokens is not None:  # not a measured request, and shorter than min_tokens may ask for
+            sampling.pop("min_tokens", None)
+        make = chat_body if workload.template == "chat" else completion_body
+        return make(
+            prompt,
+            model,
+            sampling,
+            workload.max_tokens if max_tokens is None else max_tokens,
+            seed,
+            workload.extra_body,
+            continuous_usage=continuous_usage,
+        )
+
+
+def _watch(arm: Arm) -> Callable[[], bool] | None:
+    """Ends a cell soon after its server has ended. Only for servers of ours: asking others takes the client's time."""
+    return (lambda: not arm.alive()) if arm.command() else None
+
+
+def _rise(before: Any, arm: Arm) -> Rise:
+    after = arm.counters()
+    if before is None and after is None:
+        return Rise({})
+    if before is None or after is None:
+        return Rise({}, ("the server's counters could not be read",))
+    return rise(before, after)
+
+
+def _unmeasured(key: CellKey, reason: str) -> CellRecord:
+    now = time.time_ns()
+    return CellRecord(key, now, now, (), invalid=(reason,))
+
+
+def _with_reason(record: CellRecord, reason: str) -> CellRecord:
+    return CellRecord(
+        key=record.key,
+        started_ns=record.started_ns,
+        ended_ns=record.ended_ns,
+        requests=record.requests,
+        invalid=(reason, *record.invalid),
+        counters=record.counters,
+        client_cpu_s=record.client_cpu_s,
+        send_lag_p99_ms=record.send_lag_p99_ms,
+        extra=record.extra,
+    )

@@ -1,0 +1,303 @@
+"""The schema of `summary.json`: everything a report shows, and nothing that depends on when or where it was computed.
+
+`docs/summary-schema.md` is generated from these models (`python -m breakeven.lab.report.schema`). Figures are kept to
+12 significant digits: far beyond any meaning, but short of the last bits in which processors differ.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from breakeven.lab.quantity import Provenance
+from breakeven.lab.verdict import Verdict
+
+SCHEMA_VERSION = 1
+ALL = "all"  # the condition that pools all conditions of a block
+SIGNIFICANT_DIGITS = 12
+
+MetricName = Literal["throughput", "ttft", "tpot", "latency"]
+Better = Literal["higher", "lower"]
+
+
+class SummaryError(ValueError):
+    """A summary file that cannot be read. The message is meant for the user."""
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else value
+
+
+Number = Annotated[float, AfterValidator(_rounded)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Figure(_Model):
+    """A value that says where it came from."""
+
+    value: Number | None = Field(description="the value; null: unavailable, and `note` says why")
+    unit: str = Field(description="unit; `1` for a share")
+    provenance: Provenance = Field(description="measured, server-reported, derived, or estimated")
+    note: str = Field("", description="what the figure rests on, or why it is missing")
+
+
+class IntervalFigure(_Model):
+    """A geometric mean over blocks with its t interval on logs."""
+
+    value: Number = Field(description="geometric mean over the valid blocks")
+    ci_low: Number | None = Field(description="lower end of the interval; null with one block")
+    ci_high: Number | None = Field(description="upper end; null with one block")
+    unit: str = Field(description="unit")
+    provenance: Provenance = Field(description="the weakest provenance among the blocks' figures")
+
+
+class RunIdentity(_Model):
+    """Which run this is. Times are those of the cells, in UTC; nothing here tells when the summary was made."""
+
+    name: str = Field(description="the campaign's name")
+    started: str = Field(description="start of the first cell, ISO 8601, UTC")
+    ended: str = Field(description="end of the last cell, ISO 8601, UTC")
+    breakeven_version: str = Field(description="version of breakeven that computed the summary")
+    cells_planned: int = Field(description="blocks × arms × conditions × levels of the campaign")
+    cells_finished: int = Field(description="cells on disk, invalid ones included")
+    cells_invalid: int = Field(description="finished cells that failed a gate")
+
+
+class ArmDigest(_Model):
+    """One arm of the campaign."""
+
+    name: str = Field(description="the arm's name")
+    baseline: bool = Field(description="is it the arm all others are compared with?")
+    settings: dict[str, Any] = Field(description="the arm as resolved in campaign.json")
+
+
+class CampaignDigest(_Model):
+    """What was asked for."""
+
+    name: str = Field(description="the campaign's name")
+    sha256: str = Field(description="SHA-256 of the resolved campaign as canonical JSON")
+    baseline: str = Field(description="name of the baseline arm")
+    arms: list[ArmDigest] = Field(description="all arms, in the campaign's order")
+    conditions: list[str] = Field(description="prompt domains")
+    levels: list[int] = Field(description="streams in closed loop")
+    blocks: int = Field(description="planned blocks (launches of every arm)")
+    margin: Number = Field(description="ratios within 1 / (1 + margin) and 1 + margin are too small to matter")
+    confidence: Number = Field(description="of every interval")
+    seed: int = Field(description="from which orders, prompts and request seeds follow")
+    resolved: dict[str, Any] = Field(description="the whole campaign with all its defaults")
+
+
+class CellSummary(_Model):
+    """One cell: a block, an arm, a condition, a level."""
+
+    id: str = Field(description="the cell's name on disk")
+    block: int = Field(description="number of the block")
+    arm: str = Field(description="arm")
+    condition: str = Field(description="prompt domain")
+    level: int = Field(description="streams in closed loop")
+    started: str = Field(description="ISO 8601, UTC")
+    valid: bool = Field(description="does it count?")
+    invalid: list[str] = Field(description="why not, in plain words; empty if valid")
+    requests: int = Field(description="requests sent")
+    failed: int = Field(description="requests that failed")
+    metrics: dict[str, Figure] = Field(
+        description="by name: throughput and its two windows, requests_per_s, {ttft, tpot, latency, inter_chunk,"
+        " token_gap, send_lag}_{mean, p50, p90, p99}, acceptance_length, tokens_per_step, output_tokens_mean, …"
+    )
+    counters: dict[str, Number] = Field(description="changes of the server's speculation counters over the cell")
+    notes: list[str] = Field(description="warnings, in plain words")
+
+
+class LevelSummary(_Model):
+    """One arm at one level of one condition, over blocks."""
+
+    arm: str = Field(description="arm")
+    condition: str = Field(description='prompt domain, or "all": the domains of a block pooled')
+    level: int = Field(description="streams in closed loop")
+    blocks: int = Field(description="blocks that have a valid figure of throughput")
+    metrics: dict[str, IntervalFigure] = Field(description="throughput (tok/s), ttft, tpot, latency (ms)")
+
+
+class Comparison(_Model):
+    """One arm against the baseline: one metric at one level of one condition."""
+
+    level: int = Field(description="streams in closed loop")
+    condition: str = Field(description='prompt domain, or "all": the domains of a block pooled')
+    baseline: str = Field(description="arm in the denominator")
+    arm: str = Field(description="arm in the numerator")
+    metric: MetricName = Field(description="throughput is the primary one; ttft, tpot, latency are means over requests")
+    better: Better = Field(description="lower: a ratio below 1 is better (latencies)")
+    ratio: Number | None = Field(description="geometric mean of arm ÷ baseline over blocks; null without a valid block")
+    ci_low: Number | None = Field(description="lower end of the paired t interval on logs; null with one block")
+    ci_high: Number | None = Field(description="upper end; null with one block")
+    blocks: int = Field(description="blocks in which both arms' cells are valid")
+    block_ratios: dict[int, Number] = Field(description="arm ÷ baseline by number of block")
+    verdict: Verdict = Field(description="pays, hurts, equivalent, or undecided")
+    explanation: str = Field(description="the verdict in plain words")
+    p_value: Number | None = Field(description="paired t test on logs against a ratio of 1, two-sided")
+    p_adjusted: Number | None = Field(
+        description='throughput of "all": Holm over levels and arms; everything else: Benjamini–Hochberg'
+    )
+    p_sign_flip: Number | None = Field(description="sensitivity: exact sign-flip test; at least 2 / 2^blocks")
+    hodges_lehmann: Number | None = Field(description="sensitivity: the ratio that one odd launch cannot move far")
+    sd_log: Number | None = Field(description="standard deviation of the blocks' log ratios")
+    blocks_needed: int | None = Field(
+        description="if undecided: blocks in total that would decide it with 80% probability, if the estimate and its"
+        " spread are the truth; null if decided or unknown"
+    )
+    provenance: Provenance = Field(description="the weakest provenance among the figures compared")
+
+
+class LoadRange(_Model):
+    """A range of load; null: open, beyond the levels measured."""
+
+    low: Number | None = Field(description="from")
+    high: Number | None = Field(description="to")
+
+
+class BreakEvenSummary(_Model):
+    """The load at which the ratio of throughput comes down to 1."""
+
+    level: Number | None = Field(description="streams; null: outside the levels measured, or no single crossing")
+    ci_low: Number | None = Field(description="lower end of the interval; null where open or unknown")
+    ci_high: Number | None = Field(description="upper end; null where open or unknown")
+    low_open: bool = Field(description="the data do not bound it from below")
+    high_open: bool = Field(description="the data do not bound it from above")
+    condition: str = Field(description='prompt domain, or "all"')
+    note: str = Field(description="what is to be said of it, in plain words; may be empty")
+    monotone: bool = Field(description="false: the data reject that the ratio falls with load; see `pays`")
+    levels: list[Number] = Field(description="levels with at least one valid block")
+    fitted: list[Number] = Field(description="the non-increasing fit of the ratio at these levels")
+    pays: list[LoadRange] = Field(description="ranges of load where the (fitted) mean ratio is above 1")
+    blocks: int = Field(description="blocks used")
+
+
+class ConditionBreakEven(_Model):
+    """Break-even of one arm in one condition."""
+
+    arm: str = Field(description="arm")
+    break_even: BreakEvenSummary = Field(description="as in `break_even`")
+
+
+class AgreementSummary(_Model):
+    """Do an arm and the baseline give the same text for the same request?"""
+
+    arm: str = Field(description="arm, against the baseline")
+    condition: str = Field(description='prompt domain, or "all"')
+    level: int | None = Field(description="streams; null: all levels")
+    pairs: int = Field(description="pairs of answers to the same request in the same block")
+    identical: int = Field(description="pairs with the same text")
+    identical_share: Number | None = Field(description="identical ÷ pairs")
+    first_divergence_median: Number | None = Field(description="characters before the first difference, median")
+    common_prefix_share: Number | None = Field(description="share of all characters before the first difference")
+    length_mismatches: int = Field(description="pairs of different length in characters")
+    token_mismatches: int | None = Field(description="pairs of different length in tokens")
+    expected: bool = Field(description="should the texts be identical? (temperature 0)")
+
+
+class AcceptanceSummary(_Model):
+    """Acceptance of drafts by one arm, from counters summed over valid blocks."""
+
+    arm: str = Field(description="arm")
+    condition: str = Field(description='prompt domain, or "all"')
+    level: int = Field(description="streams in closed loop")
+    length: Figure = Field(description="mean acceptance length, bonus token included: 1 + accepted ÷ drafts")
+    draft_share: Figure = Field(description="accepted ÷ drafted tokens")
+    per_position: list[Figure] = Field(description="share of drafts accepted at least this deep, from depth 1 on")
+    tokens_per_step: Figure = Field(description="tokens per target forward that emitted any, as the requests report")
+    valid: bool = Field(description="natural text with EOS respected, few loops, no impossible counter")
+    notes: list[str] = Field(description="warnings, in plain words")
+
+
+class DistributionSummary(_Model):
+    """How a time is distributed over requests: all conditions and valid blocks of an arm at a level."""
+
+    arm: str = Field(description="arm")
+    condition: str = Field(description='"all"')
+    level: int = Field(description="streams in closed loop")
+    metric: Literal["ttft", "latency"] = Field(description="which time")
+    unit: str = Field(description="ms")
+    count: int = Field(description="requests")
+    quantiles: list[Number] = Field(description="the 101 quantiles 0, 0.01, …, 1, by linear interpolation")
+
+
+class InvalidCell(_Model):
+    """A cell that does not count."""
+
+    cell: str = Field(description="the cell's name on disk")
+    block: int = Field(description="number of the block")
+    arm: str = Field(description="arm")
+    condition: str = Field(description="prompt domain")
+    level: int = Field(description="streams in closed loop")
+    reasons: list[str] = Field(description="which gates it failed, in plain words")
+
+
+class Lint(_Model):
+    """Something that a reader should know, though it makes no cell invalid."""
+
+    message: str = Field(description="in plain words")
+    cells: list[str] = Field(description="which cells; empty: the whole run")
+
+
+class Noise(_Model):
+    """How far launches scatter, and what cannot be told apart because of it."""
+
+    arm: str = Field(description="arm, against the baseline")
+    condition: str = Field(description='prompt domain, or "all"')
+    level: int = Field(description="streams in closed loop")
+    blocks: int = Field(description="blocks used")
+    sd_log: Number | None = Field(description="standard deviation of the blocks' log ratios of throughput")
+    noise_floor: Number | None = Field(description="half the interval as a share: nearer to 1 nothing can be told")
+    smallest_detectable: Number | None = Field(description="share that these blocks show with 80% probability")
+    baseline_cv: Number | None = Field(description="coefficient of variation of the baseline's throughput over blocks")
+
+
+class Summary(_Model):
+    """The whole of `summary.json`."""
+
+    schema_version: Literal[1] = Field(1, description="raised when a field changes its meaning or goes away")
+    run: RunIdentity = Field(description="which run")
+    campaign: CampaignDigest = Field(description="what was asked for")
+    environment: dict[str, Any] = Field(description="versions, hardware and commands, as recorded when it ran")
+    comparisons: list[Comparison] = Field(description="every arm × metric × condition × level")
+    break_even: dict[str, BreakEvenSummary] = Field(description='by arm: throughput of condition "all"')
+    break_even_by_condition: list[ConditionBreakEven] = Field(description="the same for each prompt domain")
+    levels: list[LevelSummary] = Field(description="every arm × condition × level with a valid block")
+    acceptance: list[AcceptanceSummary] = Field(description="arms that draft; empty if no server reports it")
+    agreement: list[AgreementSummary] = Field(description="identical texts, arm against baseline")
+    distributions: list[DistributionSummary] = Field(description="TTFT and latency over requests")
+    noise: list[Noise] = Field(description="scatter between launches")
+    invalid: list[InvalidCell] = Field(description="cells that do not count, and why")
+    missing: list[str] = Field(description="planned cells that are not on disk: the run is not finished")
+    lints: list[Lint] = Field(description="what else a reader should know")
+    cells: list[CellSummary] = Field(description="every finished cell")
+
+    def to_json(self) -> str:
+        """The text of `summary.json`; the same summary gives the same bytes."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @property
+    def arms(self) -> list[str]:
+        """Names of the arms that are compared with the baseline, in the campaign's order."""
+        return [arm.name for arm in self.campaign.arms if not arm.baseline]
+
+
+def read_summary(path: Path) -> Summary:
+    """Read a `summary.json`. Raises SummaryError with a message for the user."""
+    try:
+        return Summary.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SummaryError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValidationError, UnicodeDecodeError) as error:
+        detail = "it is not UTF-8 text"
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            detail = f"{'.'.join(str(part) for part in first['loc']) or 'the file'}: {first['msg']}"
+        raise SummaryError(f"{path} is not a summary of schema version {SCHEMA_VERSION}: {detail}") from error
