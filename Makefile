@@ -1,0 +1,38 @@
+# make quickstart   set up, then compare speculation off and on under load (about 5 minutes on 2 cores)
+# make test         set up, then run the tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+OUT ?= runs/quickstart
+PYTEST_ARGS ?=
+
+.PHONY: setup quickstart test test-slow lint format clean help
+
+help:
+	@grep -E '^# make' Makefile | sed 's/^# //'
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt scripts/setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/setup.sh
+
+quickstart: setup
+	@$(BIN)/breakeven quickstart --out "$(OUT)"
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow and not gpu and not engines" $(PYTEST_ARGS)
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
