@@ -56,7 +56,7 @@ class Trial:
         weights = model.weights(torch.float32)
         roomy = EngineConfig(dtype="float32", kv_cache_tokens=65_536, max_running_requests=24, debug_checks=True)
         tight = dataclasses.replace(
-            roomy, page_size=8, kv_cache_tokens=1_200, prefill_chunk=96, max_running_requests=12
+            roomy, page_size=4, kv_cache_tokens=480, prefill_chunk=96, max_running_requests=12
         )
         self.controller = ModeController()
         self.roomy = Engine(model.config, model.tokenizer, weights, roomy, self.controller)
@@ -127,7 +127,7 @@ def check_exactness(trial: Trial, kind: str, count: int, alone: int) -> None:
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
 def test_tokens_do_not_depend_on_speculation_quick(trial: Trial, kind: str) -> None:
-    check_exactness(trial, kind, count=10, alone=3)
+    check_exactness(trial, kind, count=12, alone=3)
 
 
 @pytest.mark.slow
