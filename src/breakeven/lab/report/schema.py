@@ -1,4 +1,7 @@
-"""`docs/summary-schema.md`, generated from the models: `python -m breakeven.lab.report.schema > docs/summary-schema.md`."""
+"""`docs/summary-schema.md`, generated from the models.
+
+`python -m breakeven.lab.report.schema > docs/summary-schema.md`
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,9 @@ def schema_markdown() -> str:
         ]
         title = "The file" if model is Summary else _title(model)
         sections.append(
-            "\n".join([f"## {title}", "", _first_line(model), "", "| field | type | meaning |", "|---|---|---|", *rows, ""])
+            "\n".join(
+                [f"## {title}", "", _first_line(model), "", "| field | type | meaning |", "|---|---|---|", *rows, ""]
+            )
         )
     return "\n".join(sections)
 

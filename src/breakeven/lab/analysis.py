@@ -1,0 +1,693 @@
+"""From a run's directory to its summary. The same directory gives the same summary, whenever and wherever.
+
+Rules, beside those of docs/statistics.md:
+- Only valid cells count. A block takes part in a comparison only where the cells of both arms are valid and have the
+  figure; in condition "all", those of every condition.
+- Condition "all" pools the domains of a block. Throughput: the sum of the cells' tokens within their windows, divided
+  by the sum of the windows. Times: the mean over the requests of all cells.
+- One figure per block, arm, condition and level goes into the statistics; requests are never n.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breakeven import __version__
+from breakeven.lab.campaign import Campaign
+from breakeven.lab.client.types import RequestResult
+from breakeven.lab.metrics import CellMetrics, acceptance, agreement, cell_metrics, is_valid
+from breakeven.lab.quantity import Distribution, Provenance, Quantity
+from breakeven.lab.records import CellKey, CellRecord, RunDirectory
+from breakeven.lab.stats.breakeven import break_even
+from breakeven.lab.stats.multiplicity import benjamini_hochberg, holm
+from breakeven.lab.stats.power import noise_floor, smallest_detectable
+from breakeven.lab.stats.ratio import RatioEstimate, paired_ratio, ratio_from_logs
+from breakeven.lab.stats.robust import hodges_lehmann
+from breakeven.lab.stats.signflip import sign_flip
+from breakeven.lab.summary import (
+    ALL,
+    AcceptanceSummary,
+    AgreementSummary,
+    ArmDigest,
+    Better,
+    BreakEvenSummary,
+    CampaignDigest,
+    CellSummary,
+    Comparison,
+    ConditionBreakEven,
+    DistributionSummary,
+    Figure,
+    IntervalFigure,
+    InvalidCell,
+    LevelSummary,
+    Lint,
+    LoadRange,
+    MetricName,
+    Noise,
+    RunIdentity,
+    Summary,
+)
+from breakeven.lab.verdict import explain, more_blocks, verdict
+from breakeven.lab.window import steady_window, whole_window
+
+METRICS: tuple[tuple[MetricName, str, Better], ...] = (
+    ("throughput", "tok/s", "higher"),
+    ("ttft", "ms", "lower"),
+    ("tpot", "ms", "lower"),
+    ("latency", "ms", "lower"),
+)
+_SAID = {"throughput": "throughput", "ttft": "mean TTFT", "tpot": "mean TPOT", "latency": "mean latency"}
+_LENGTH_TOLERANCE = 0.10  # relative difference of two arms' mean output lengths that is worth a lint
+_STEPS = 101  # quantiles kept of a distribution
+# From firm to weak: what is computed from several figures is as weak as the weakest.
+_STRENGTH = (Provenance.MEASURED, Provenance.SERVER_REPORTED, Provenance.DERIVED, Provenance.ESTIMATED)
+
+
+class AnalysisError(ValueError):
+    """A run that cannot be analysed; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One cell, reduced: `requests` without their chunks; `window_s` of the headline throughput, None without one."""
+
+    record: CellRecord
+    metrics: CellMetrics
+    window_s: float | None
+    ttft_ms: NDArray[np.float64]
+    latency_ms: NDArray[np.float64]
+
+    @property
+    def key(self) -> CellKey:
+        return self.record.key
+
+    @property
+    def valid(self) -> bool:
+        return not self.record.invalid
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """One figure of one arm in one block, at one condition (or all) and level."""
+
+    value: float
+    provenance: Provenance
+
+
+# (arm, condition, level, metric) → block → figure
+_Values = Mapping[tuple[str, str, int, str], Mapping[int, _Value]]
+
+
+def analyse(run: RunDirectory) -> Summary:
+    """The summary of a run. Raises AnalysisError if it has no cell, RecordError if its files cannot be read."""
+    return summarise(run.campaign, run.environment, run.read_cells())
+
+
+def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:
+    """As `analyse`, from what was read. Each record is reduced before the next is asked for."""
+    cells = [_reduce(record, campaign) for record in records]
+    if not cells:
+        raise AnalysisError("the run has no finished cell: continue it with `breakeven run --resume`")
+    conditions = _conditions(campaign, cells)
+    cells = _ordered(cells, campaign, conditions)
+    valid = {cell.key: cell for cell in cells if cell.valid}
+    values = _values(campaign, conditions, valid)
+    comparisons = _with_adjusted_p(
+        [
+            _compare(campaign, arm, condition, level, metric, better, values)
+            for arm in _arms(campaign)
+            for condition in (ALL, *conditions)
+            for metric, _, better in METRICS
+            for level in sorted(campaign.levels)
+        ]
+    )
+    return Summary(
+        run=_identity(campaign, conditions, cells),
+        campaign=_digest(campaign, conditions),
+        environment=dict(environment),
+        comparisons=comparisons,
+        break_even={arm: _break_even(campaign, arm, ALL, comparisons) for arm in _arms(campaign)},
+        break_even_by_condition=[
+            ConditionBreakEven(arm=arm, break_even=_break_even(campaign, arm, condition, comparisons))
+            for arm in _arms(campaign)
+            for condition in conditions
+        ],
+        levels=_level_summaries(campaign, conditions, values),
+        acceptance=_acceptances(campaign, conditions, valid),
+        agreement=_agreements(campaign, conditions, valid),
+        distributions=_distributions(campaign, conditions, valid),
+        noise=_noise(campaign, conditions, comparisons, values),
+        invalid=[_invalid(cell) for cell in cells if not cell.valid],
+        missing=_missing(campaign, conditions, cells),
+        lints=_lints(campaign, conditions, cells, valid),
+        cells=[_cell_summary(cell) for cell in cells],
+    )
+
+
+# Cells
+
+
+def _reduce(record: CellRecord, campaign: Campaign) -> _Cell:
+    """Metrics of a cell, computed once; its chunks are let go."""
+    key = record.key
+    metrics = cell_metrics(
+        record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=campaign.natural
+    )
+    if metrics.throughput_window == "steady":
+        window = steady_window(record.requests, key.level)
+    else:
+        window = whole_window(record.requests)
+    good = [r for r in record.requests if is_valid(r)]
+    return _Cell(
+        record=replace(record, requests=tuple(replace(r, chunks=()) for r in record.requests)),
+        metrics=metrics,
+        window_s=window.seconds if window is not None else None,
+        ttft_ms=np.asarray([(r.chunks[0].arrival_ns - r.intended_send_ns) / 1e6 for r in good if r.chunks]),
+        latency_ms=np.asarray([(r.end_ns - r.intended_send_ns) / 1e6 for r in good]),
+    )
+
+
+def _arms(campaign: Campaign) -> list[str]:
+    return [name for name in campaign.arms if name != campaign.baseline]
+
+
+def _conditions(campaign: Campaign, cells: Sequence[_Cell]) -> list[str]:
+    """The campaign's domains; those of the cells where a prompt file names them."""
+    named = list(campaign.workload.domains or ())
+    return named + sorted({cell.key.condition for cell in cells} - set(named))
+
+
+def _ordered(cells: Sequence[_Cell], campaign: Campaign, conditions: Sequence[str]) -> list[_Cell]:
+    """By block, then in the campaign's order. Raises AnalysisError for a cell that is no part of the campaign."""
+    arms = list(campaign.arms)
+    for cell in cells:
+        if cell.key.arm not in campaign.arms or cell.key.level not in campaign.levels:
+            raise AnalysisError(
+                f"the cell {cell.key.id} is no part of the campaign (arms {', '.join(arms)}; levels"
+                f" {', '.join(map(str, campaign.levels))}): campaign.json and cells/ are not of the same run"
+            )
+    ordered = sorted(
+        cells, key=lambda c: (c.key.block, arms.index(c.key.arm), conditions.index(c.key.condition), c.key.level)
+    )
+    for before, after in itertools.pairwise(ordered):
+        if before.key == after.key:
+            raise AnalysisError(f"the cell {after.key.id} is there twice")
+    return ordered
+
+
+def _missing(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell]) -> list[str]:
+    present = {cell.key for cell in cells}
+    planned = (
+        CellKey(block, arm, condition, level)
+        for block in range(campaign.blocks)
+        for arm in campaign.arms
+        for condition in conditions
+        for level in sorted(campaign.levels)
+    )
+    return [key.id for key in planned if key not in present]
+
+
+# One figure per block
+
+
+def _values(campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]) -> _Values:
+    values: dict[tuple[str, str, int, str], dict[int, _Value]] = defaultdict(dict)
+    blocks = sorted({key.block for key in valid})
+    for arm in campaign.arms:
+        for level in campaign.levels:
+            for condition in (ALL, *conditions):
+                members = conditions if condition == ALL else [condition]
+                for block in blocks:
+                    cells = [valid.get(CellKey(block, arm, member, level)) for member in members]
+                    present = [cell for cell in cells if cell is not None]
+                    if len(present) < len(members):
+                        continue
+                    for metric, _, _ in METRICS:
+                        value = _throughput(present) if metric == "throughput" else _mean_time(present, metric)
+                        if value is not None and value.value > 0 and math.isfinite(value.value):
+                            values[arm, condition, level, metric][block] = value
+    return values
+
+
+def _throughput(cells: Sequence[_Cell]) -> _Value | None:
+    """Tokens within the cells' windows, divided by the windows' time."""
+    tokens = seconds = 0.0
+    for cell in cells:
+        rate = cell.metrics.throughput_tok_s.value
+        if rate is None or cell.window_s is None:
+            return None
+        tokens += rate * cell.window_s
+        seconds += cell.window_s
+    return _Value(tokens / seconds, _weakest(cell.metrics.throughput_tok_s.provenance for cell in cells))
+
+
+def _mean_time(cells: Sequence[_Cell], metric: str) -> _Value | None:
+    """The mean over the requests of all cells, in milliseconds."""
+    total, count = 0.0, 0
+    parts: list[Distribution] = [getattr(cell.metrics, metric) for cell in cells]
+    for part in parts:
+        if part.mean.value is None:
+            return None
+        total += part.mean.value * part.count
+        count += part.count
+    return _Value(total / count, _weakest(part.mean.provenance for part in parts))
+
+
+def _weakest(provenances: Iterable[Provenance]) -> Provenance:
+    return max(provenances, key=_STRENGTH.index, default=Provenance.DERIVED)
+
+
+# Comparisons
+
+
+def _compare(
+    campaign: Campaign, arm: str, condition: str, level: int, metric: MetricName, better: Better, values: _Values
+) -> Comparison:
+    ours = values.get((arm, condition, level, metric), {})
+    theirs = values.get((campaign.baseline, condition, level, metric), {})
+    blocks = sorted(ours.keys() & theirs.keys())
+    common: dict[str, Any] = {
+        "level": level, "condition": condition, "baseline": campaign.baseline, "arm": arm, "metric": metric,
+        "better": better, "blocks": len(blocks),
+    }  # fmt: skip
+    if not blocks:
+        return Comparison(
+            **common, ratio=None, ci_low=None, ci_high=None, block_ratios={}, verdict="undecided",
+            explanation="Undecided: no block has a valid figure of both arms.", p_value=None, p_adjusted=None,
+            p_sign_flip=None, hodges_lehmann=None, sd_log=None, blocks_needed=None, provenance=Provenance.DERIVED,
+        )  # fmt: skip
+    estimate = paired_ratio([theirs[b].value for b in blocks], [ours[b].value for b in blocks], campaign.confidence)
+    logs = [math.log(ours[b].value) - math.log(theirs[b].value) for b in blocks]
+    higher = better == "higher"
+    decided = verdict(estimate, campaign.margin, higher_is_better=higher)
+    more = more_blocks(estimate, campaign.margin)
+    several = len(blocks) > 1
+    return Comparison(
+        **common,
+        ratio=estimate.ratio,
+        ci_low=estimate.ci_low,
+        ci_high=estimate.ci_high,
+        block_ratios={b: math.exp(log) for b, log in zip(blocks, logs, strict=True)},
+        verdict=decided,
+        explanation=explain(
+            estimate,
+            campaign.margin,
+            metric=_SAID[metric],
+            arm=arm,
+            baseline=campaign.baseline,
+            higher_is_better=higher,
+        ),
+        p_value=estimate.p_value,
+        p_adjusted=None,
+        p_sign_flip=sign_flip(logs, seed=campaign.seed).p_value if several else None,
+        hodges_lehmann=hodges_lehmann(logs, campaign.confidence).ratio if several else None,
+        sd_log=estimate.sd_log,
+        blocks_needed=len(blocks) + more if decided == "undecided" and more else None,
+        provenance=_weakest(side[b].provenance for side in (ours, theirs) for b in blocks),
+    )
+
+
+def _with_adjusted_p(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Holm over the primary family (throughput of "all", levels × arms), Benjamini–Hochberg over the rest."""
+    adjusted: dict[int, float] = {}
+    for primary in (True, False):
+        family = [
+            (index, c.p_value)
+            for index, c in enumerate(comparisons)
+            if c.p_value is not None and ((c.metric, c.condition) == ("throughput", ALL)) is primary
+        ]
+        correct = holm if primary else benjamini_hochberg
+        corrected = correct([p for _, p in family])
+        adjusted.update({index: p for (index, _), p in zip(family, corrected, strict=True)})
+    return [
+        Comparison.model_validate({**c.model_dump(), "p_adjusted": adjusted.get(index)})
+        for index, c in enumerate(comparisons)
+    ]
+
+
+def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Sequence[Comparison]) -> BreakEvenSummary:
+    rows = sorted(
+        (
+            c
+            for c in comparisons
+            if (c.arm, c.condition, c.metric) == (arm, condition, "throughput") and c.ratio is not None
+        ),
+        key=lambda c: c.level,
+    )
+    if not rows:
+        return BreakEvenSummary(
+            level=None, ci_low=None, ci_high=None, low_open=True, high_open=True, condition=condition, blocks=0,
+            note="no block has a valid figure of both arms", monotone=True, levels=[], fitted=[], pays=[],
+        )  # fmt: skip
+    blocks = sorted({block for row in rows for block in row.block_ratios})
+    found = break_even(
+        [row.level for row in rows],
+        [[math.log(row.block_ratios[b]) if b in row.block_ratios else math.nan for row in rows] for b in blocks],
+        campaign.confidence,
+    )
+    return BreakEvenSummary(
+        level=found.level,
+        ci_low=found.ci_low,
+        ci_high=found.ci_high,
+        low_open=found.low_open,
+        high_open=found.high_open,
+        condition=condition,
+        note=found.note,
+        monotone=found.monotone,
+        levels=list(found.levels),
+        fitted=[math.exp(value) for value in found.fitted],
+        pays=[LoadRange(low=low, high=high) for low, high in found.pays],
+        blocks=found.blocks,
+    )
+
+
+def _level_summaries(campaign: Campaign, conditions: Sequence[str], values: _Values) -> list[LevelSummary]:
+    rows = []
+    for arm in campaign.arms:
+        for condition in (ALL, *conditions):
+            for level in sorted(campaign.levels):
+                metrics = {}
+                for metric, unit, _ in METRICS:
+                    found = values.get((arm, condition, level, metric))
+                    if found:
+                        metrics[metric] = _interval_figure(list(found.values()), unit, campaign.confidence)
+                if metrics:
+                    blocks = len(values.get((arm, condition, level, "throughput"), {}))
+                    rows.append(LevelSummary(arm=arm, condition=condition, level=level, blocks=blocks, metrics=metrics))
+    return rows
+
+
+def _interval_figure(values: Sequence[_Value], unit: str, confidence: float) -> IntervalFigure:
+    mean: RatioEstimate = ratio_from_logs([math.log(v.value) for v in values], confidence)
+    return IntervalFigure(
+        value=mean.ratio,
+        ci_low=mean.ci_low,
+        ci_high=mean.ci_high,
+        unit=unit,
+        provenance=_weakest(v.provenance for v in values),
+    )
+
+
+def _noise(
+    campaign: Campaign, conditions: Sequence[str], comparisons: Sequence[Comparison], values: _Values
+) -> list[Noise]:
+    rows = []
+    for c in comparisons:
+        if c.metric != "throughput":
+            continue
+        base = [v.value for v in values.get((campaign.baseline, c.condition, c.level, "throughput"), {}).values()]
+        spread = float(np.std(base, ddof=1) / np.mean(base)) if len(base) > 1 else None
+        known = c.sd_log is not None
+        rows.append(
+            Noise(
+                arm=c.arm,
+                condition=c.condition,
+                level=c.level,
+                blocks=c.blocks,
+                sd_log=c.sd_log,
+                noise_floor=noise_floor(c.sd_log or 0.0, c.blocks, campaign.confidence) if known else None,
+                smallest_detectable=smallest_detectable(c.sd_log or 0.0, c.blocks, campaign.confidence)
+                if known
+                else None,
+                baseline_cv=spread,
+            )
+        )
+    return rows
+
+
+# Acceptance, agreement, distributions
+
+
+def _members(
+    arm: str, condition: str, level: int | None, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
+) -> list[_Cell]:
+    """The valid cells of an arm at a condition (or all) and a level (None: all)."""
+    wanted = set(conditions) if condition == ALL else {condition}
+    return [
+        cell
+        for key, cell in valid.items()
+        if key.arm == arm and key.condition in wanted and (level is None or key.level == level)
+    ]
+
+
+def _acceptances(
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
+) -> list[AcceptanceSummary]:
+    rows = []
+    for arm in campaign.arms:
+        for condition in (ALL, *conditions):
+            for level in sorted(campaign.levels):
+                row = _acceptance(campaign, arm, condition, level, _members(arm, condition, level, conditions, valid))
+                if row is not None:
+                    rows.append(row)
+    return rows
+
+
+def _acceptance(
+    campaign: Campaign, arm: str, condition: str, level: int, cells: Sequence[_Cell]
+) -> AcceptanceSummary | None:
+    """Counters summed over the cells; None if the arm drafted nothing or the server does not say."""
+    counters: dict[str, float] = defaultdict(float)
+    for cell in cells:
+        for name, change in cell.record.counters.items():
+            counters[name] += change
+    requests = [r for cell in cells for r in cell.record.requests]
+    good = sum(is_valid(r) for r in requests)
+    looping = sum((c.metrics.looping_share.value or 0.0) * sum(is_valid(r) for r in c.record.requests) for c in cells)
+    found = acceptance(counters, requests, natural=campaign.natural, looping_share=looping / good if good else None)
+    if found.length.value is None:
+        return None
+    return AcceptanceSummary(
+        arm=arm,
+        condition=condition,
+        level=level,
+        length=_figure(found.length),
+        draft_share=_figure(found.draft_share),
+        per_position=[_figure(q) for q in found.per_position],
+        tokens_per_step=_figure(found.tokens_per_step),
+        valid=found.valid,
+        notes=list(found.notes),
+    )
+
+
+def _answers(cell: _Cell) -> dict[tuple[str, str], RequestResult]:
+    """Valid answers by (place in the cell, prompt): the same in every arm of a block."""
+    start = cell.key.id
+    return {(r.request_id.removeprefix(start), r.prompt_id): r for r in cell.record.requests if is_valid(r)}
+
+
+def _agreements(
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
+) -> list[AgreementSummary]:
+    rows = []
+    for arm in _arms(campaign):
+        for condition in (ALL, *conditions):
+            for level in (None, *sorted(campaign.levels)):
+                pairs: list[tuple[RequestResult, RequestResult]] = []
+                for cell in _members(arm, condition, level, conditions, valid):
+                    other = valid.get(replace(cell.key, arm=campaign.baseline))
+                    if other is not None:
+                        theirs = _answers(other)
+                        pairs += [(theirs[at], mine) for at, mine in _answers(cell).items() if at in theirs]
+                if not pairs:
+                    continue
+                found = agreement(
+                    [a.text for a, _ in pairs],
+                    [b.text for _, b in pairs],
+                    [a.completion_tokens for a, _ in pairs],
+                    [b.completion_tokens for _, b in pairs],
+                )
+                rows.append(
+                    AgreementSummary(
+                        arm=arm,
+                        condition=condition,
+                        level=level,
+                        pairs=found.pairs,
+                        identical=found.identical,
+                        identical_share=found.identical_share,
+                        first_divergence_median=found.first_divergence_median,
+                        common_prefix_share=found.common_prefix_share,
+                        length_mismatches=found.length_mismatches,
+                        token_mismatches=found.token_mismatches,
+                        expected=campaign.sampling.temperature == 0,
+                    )
+                )
+    return rows
+
+
+def _distributions(
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
+) -> list[DistributionSummary]:
+    rows = []
+    for metric in ("ttft", "latency"):
+        for arm in campaign.arms:
+            for level in sorted(campaign.levels):
+                cells = _members(arm, ALL, level, conditions, valid)
+                samples = [cell.ttft_ms if metric == "ttft" else cell.latency_ms for cell in cells]
+                data = np.concatenate(samples) if samples else np.empty(0)
+                if data.size:
+                    rows.append(
+                        DistributionSummary(
+                            arm=arm,
+                            condition=ALL,
+                            level=level,
+                            metric=metric,
+                            unit="ms",
+                            count=int(data.size),
+                            quantiles=[float(q) for q in np.quantile(data, np.linspace(0, 1, _STEPS))],
+                        )
+                    )
+    return rows
+
+
+# What a reader should know
+
+
+def _invalid(cell: _Cell) -> InvalidCell:
+    key = cell.key
+    return InvalidCell(
+        cell=key.id, block=key.block, arm=key.arm, condition=key.condition, level=key.level,
+        reasons=list(cell.record.invalid),
+    )  # fmt: skip
+
+
+def _lints(
+    campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell], valid: Mapping[CellKey, _Cell]
+) -> list[Lint]:
+    where: dict[str, list[str]] = defaultdict(list)
+    for cell in cells:
+        for note in _notes(cell):
+            where[note].append(cell.key.id)
+        if cell.valid and cell.metrics.throughput_tok_s.value is None:
+            where[f"no throughput: {cell.metrics.throughput_tok_s.note}"].append(cell.key.id)
+    lints = [Lint(message=message, cells=names) for message, names in where.items()]
+    for arm in _arms(campaign):
+        for level in sorted(campaign.levels):
+            lints += _length_lint(campaign, conditions, arm, level, valid)
+    return lints
+
+
+def _notes(cell: _Cell) -> list[str]:
+    """The cell's own notes and those of its counters, each once."""
+    problems = cell.record.extra.get("counter_problems") or []
+    return list(dict.fromkeys([*cell.metrics.notes, *(str(problem) for problem in problems)]))
+
+
+def _length_lint(
+    campaign: Campaign, conditions: Sequence[str], arm: str, level: int, valid: Mapping[CellKey, _Cell]
+) -> list[Lint]:
+    """Arms that do not write equally much do not do the same work."""
+    ours = _mean_length(_members(arm, ALL, level, conditions, valid))
+    theirs = _mean_length(_members(campaign.baseline, ALL, level, conditions, valid))
+    if ours is None or theirs is None or abs(ours / theirs - 1) <= _LENGTH_TOLERANCE:
+        return []
+    return [
+        Lint(
+            message=f"{arm} answers with {ours:.0f} tokens on average at {level} streams, {campaign.baseline} with"
+            f" {theirs:.0f}: they do not do the same work, so compare TPOT rather than latency",
+            cells=[],
+        )
+    ]
+
+
+def _mean_length(cells: Sequence[_Cell]) -> float | None:
+    counts = [r.completion_tokens or 0 for cell in cells for r in cell.record.requests if is_valid(r)]
+    return sum(counts) / len(counts) if sum(counts) else None
+
+
+# Records of what was done
+
+
+def _identity(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell]) -> RunIdentity:
+    measured = [cell for cell in cells if cell.record.requests] or list(cells)
+    return RunIdentity(
+        name=campaign.name,
+        started=_iso(min(cell.record.started_ns for cell in measured)),
+        ended=_iso(max(cell.record.ended_ns for cell in measured)),
+        breakeven_version=__version__,
+        cells_planned=campaign.blocks * len(campaign.arms) * len(conditions) * len(campaign.levels),
+        cells_finished=len(cells),
+        cells_invalid=sum(not cell.valid for cell in cells),
+    )
+
+
+def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
+    resolved = campaign.model_dump(mode="json")
+    canonical = json.dumps(resolved, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return CampaignDigest(
+        name=campaign.name,
+        sha256=hashlib.sha256(canonical.encode()).hexdigest(),
+        baseline=campaign.baseline,
+        arms=[
+            ArmDigest(name=name, baseline=name == campaign.baseline, settings=settings)
+            for name, settings in resolved["arms"].items()
+        ],
+        conditions=list(conditions),
+        levels=sorted(campaign.levels),
+        blocks=campaign.blocks,
+        margin=campaign.margin,
+        confidence=campaign.confidence,
+        seed=campaign.seed,
+        resolved=resolved,
+    )
+
+
+def _cell_summary(cell: _Cell) -> CellSummary:
+    key, m = cell.key, cell.metrics
+    quantities: dict[str, Quantity] = {
+        "throughput": m.throughput_tok_s,
+        "throughput_whole": m.throughput_whole_tok_s,
+        "throughput_steady": m.throughput_steady_tok_s,
+        "requests_per_s": m.requests_per_s,
+        "completion_tokens": m.completion_tokens,
+        "prompt_tokens": m.prompt_tokens,
+        "output_tokens_mean": m.output_tokens.mean,
+        "duration": m.duration_s,
+    }
+    for name in ("ttft", "tpot", "latency", "inter_chunk", "token_gap", "send_lag"):
+        part: Distribution = getattr(m, name)
+        quantities |= {f"{name}_mean": part.mean, f"{name}_p50": part.p50, f"{name}_p90": part.p90}
+        quantities[f"{name}_p99"] = part.p99
+    quantities |= {
+        "acceptance_length": m.acceptance_length,
+        "draft_share": m.acceptance.draft_share,
+        "tokens_per_step": m.acceptance.tokens_per_step,
+        "looping_share": m.looping_share,
+        "cached_share": m.cached_share,
+        "client_cpu": Quantity(cell.record.client_cpu_s, "s", Provenance.MEASURED),
+    }
+    return CellSummary(
+        id=key.id,
+        block=key.block,
+        arm=key.arm,
+        condition=key.condition,
+        level=key.level,
+        started=_iso(cell.record.started_ns),
+        valid=cell.valid,
+        invalid=list(cell.record.invalid),
+        requests=m.requests,
+        failed=m.failed,
+        metrics={name: _figure(quantity) for name, quantity in quantities.items()},
+        counters=dict(cell.record.counters),
+        notes=_notes(cell),
+    )
+
+
+def _figure(quantity: Quantity) -> Figure:
+    return Figure(value=quantity.value, unit=quantity.unit, provenance=quantity.provenance, note=quantity.note)
+
+
+def _iso(nanoseconds: int) -> str:
+    moment = datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S") + f".{nanoseconds // 1_000_000 % 1000:03d}Z"

@@ -1,0 +1,82 @@
+"""The summary as a short Markdown text, to paste into a pull request."""
+
+from __future__ import annotations
+
+import re
+
+from breakeven.lab.report import words
+from breakeven.lab.summary import ALL, Comparison, Summary
+
+_SIGNS = {"pays": "▲ pays", "hurts": "▼ hurts", "equivalent": "≈ equivalent", "undecided": "~ undecided"}
+_SHOWN = 10
+
+
+def markdown(summary: Summary) -> str:
+    """The same summary gives the same text."""
+    c = summary.campaign
+    lines = [f"## breakeven: {_plain(summary.run.name)}", ""]
+    if warning := words.warning(summary):
+        lines += [f"> **{_plain(warning)}**", ""]
+    for arm in summary.arms:
+        lines += [
+            f"**{_plain(words.answer(summary, arm))}** "
+            f"{_plain(words.break_even_sentence(summary.break_even[arm], c.confidence))}",
+            "",
+            f"| streams | {_plain(c.baseline)} tok/s | {_plain(arm)} tok/s | ratio [{c.confidence * 100:g}%] | verdict"
+            " | acceptance length | TTFT | TPOT |",
+            "|---:|---:|---:|:---|:---|---:|:---|:---|",
+        ]
+        for row in words.rows(summary, arm):
+            accepted = row.acceptance.length.value if row.acceptance else None
+            lines.append(
+                f"| {row.level} | {words.rate(row.baseline)} | {words.rate(row.arm)} | {_ratio(row.comparison)}"
+                f" | {_SIGNS[row.comparison.verdict]} | {'–' if accepted is None else f'{accepted:.2f}'}"
+                f" | {_time(row.ttft)} | {_time(row.tpot)} |"
+            )
+        lines.append("")
+        domains = [d for d in c.conditions if len(c.conditions) > 1]
+        if domains:
+            lines += [f"By domain, ratio of throughput at {', '.join(map(str, c.levels))} streams:", ""]
+            for domain in domains:
+                found = [row.comparison for row in words.rows(summary, arm, domain)]
+                lines.append(f"- {_plain(domain)}: " + ", ".join(f"{_number(x)} ({x.verdict})" for x in found))
+            lines.append("")
+        if outlook := words.outlook(summary, arm):
+            lines += [_plain(outlook), ""]
+        for row in summary.agreement:
+            if (row.arm, row.condition, row.level) == (arm, ALL, None):
+                lines += [f"{row.identical} of {row.pairs} answers are identical to those of {_plain(c.baseline)}.", ""]
+    if summary.invalid:
+        lines += ["Invalid cells:", ""]
+        lines += [f"- {_plain(x.cell)}: {_plain('; '.join(x.reasons))}" for x in summary.invalid[:_SHOWN]]
+        if len(summary.invalid) > _SHOWN:
+            lines.append(f"- and {len(summary.invalid) - _SHOWN} more")
+        lines.append("")
+    lines.append(
+        f"{c.blocks} blocks of server launches, margin {c.margin * 100:g}%; ratios are arm ÷ {_plain(c.baseline)}, for"
+        f" TTFT and TPOT below 1 is better. breakeven {summary.run.breakeven_version}, campaign {c.sha256[:12]},"
+        f" {summary.run.started[:10]}."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text of others, with everything escaped that Markdown or HTML would obey."""
+    one_line = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return re.sub(r"([\\`*_{}\[\]<>#|~!&@])", lambda found: f"&#{ord(found.group())};", one_line)
+
+
+def _number(c: Comparison) -> str:
+    return "–" if c.ratio is None else f"{c.ratio:.2f}"
+
+
+def _ratio(c: Comparison) -> str:
+    if c.ratio is None:
+        return "–"
+    if c.ci_low is None or c.ci_high is None:
+        return f"{c.ratio:.2f} (no interval)"
+    return f"{c.ratio:.2f} [{c.ci_low:.2f}, {c.ci_high:.2f}]"
+
+
+def _time(c: Comparison | None) -> str:
+    return "–" if c is None or c.ratio is None else f"{c.ratio:.2f} {_SIGNS[c.verdict]}"

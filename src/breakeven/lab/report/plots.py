@@ -1,0 +1,395 @@
+"""Charts as inline SVG. Colours are CSS variables of the page, so one chart serves light, dark and paper.
+
+Matplotlib draws with stand-in colours, which are exchanged for the variables in its output. `Figure` objects only, no
+pyplot; names are drawn as text, never as mathematics; the same summary gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from breakeven.lab.report import words
+from breakeven.lab.summary import ALL, IntervalFigure, MetricName, Summary
+
+_INK, _MUTED, _GRID, _BAND, _SPAN = "#010101", "#020202", "#030303", "#040404", "#050505"
+_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--line", _BAND: "--band", _SPAN: "--span"}
+ARM_COLOURS = 7  # --arm-0 (the baseline) to --arm-6
+_MARKERS = "osD^vPX"
+_DASHES: tuple[Any, ...] = ("-", "-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), "-", (0, (5, 2)))
+_LOG_FROM = 15  # ratio of the largest to the smallest from which a y axis is logarithmic
+_SIZE = (4.9, 3.3)  # inches
+_SMALL = (2.9, 2.2)
+_TICKS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
+_FINE = (0.90, 0.92, 0.94, 0.96, 0.98, 1.0, 1.02, 1.04, 1.06, 1.08, 1.10)
+_SETTINGS = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "breakeven",
+    "text.parse_math": False,
+    "font.size": 10,
+    "font.family": "sans-serif",
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _MUTED,
+    "axes.linewidth": 0.8,
+    "text.color": _INK,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "axes.unicode_minus": False,
+    "path.simplify": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """`svg`: an <svg> element without namespaces, ids prefixed by `name`. `caption`: plain text."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+
+
+def throughput(summary: Summary) -> Chart:
+    """Tokens per second of every arm over load, all domains pooled, with intervals."""
+    confidence = f"{summary.campaign.confidence * 100:g}%"
+    return _over_load(
+        summary,
+        "throughput",
+        "Throughput over load",
+        "tokens per second",
+        f"Geometric mean over blocks with its {confidence} interval, which holds launch-to-launch scatter. The ratio"
+        " is surer than these bars look, because it pairs the arms of each block.",
+    )
+
+
+def time(summary: Summary, metric: Literal["ttft", "tpot"]) -> Chart:
+    """Mean TTFT or TPOT of every arm over load."""
+    said = {"ttft": "Time to first token", "tpot": "Time per output token"}[metric]
+    return _over_load(
+        summary, metric, f"{said} ({words.METRIC_WORDS[metric]})", "milliseconds", "Mean over requests, by block."
+    )
+
+
+def ratio(summary: Summary, arm: str) -> Chart:
+    """Throughput of one arm ÷ the baseline over load: interval, blocks, domains, margin band and break-even."""
+    c = summary.campaign
+    index = [a.name for a in c.arms].index(arm)
+    colour = _colour(index)
+
+    def draw(axes: Axes) -> None:
+        axes.axhspan(1 / (1 + c.margin), 1 + c.margin, color=_BAND, linewidth=0, zorder=0)
+        axes.axhline(1, color=_MUTED, linewidth=1, zorder=1)
+        seen = [1 / (1 + c.margin) / 1.02, (1 + c.margin) * 1.02]
+        if len(c.conditions) > 1:
+            for number, domain in enumerate(c.conditions):
+                points = [(r.level, r.comparison.ratio) for r in words.rows(summary, arm, domain) if r.comparison.ratio]
+                axes.plot(
+                    [x for x, _ in points],
+                    [y for _, y in points],
+                    color=colour,
+                    alpha=0.6,
+                    linewidth=1,
+                    linestyle=(0, (3 + 2 * (number % 3), 2)),
+                    marker=_MARKERS[1:][number % 6],
+                    markersize=3.5,
+                    markerfacecolor="none",
+                    label=domain,
+                )
+                seen += [y for _, y in points if y]
+        rows = [r.comparison for r in words.rows(summary, arm) if r.comparison.ratio is not None]
+        for row in rows:
+            values = list(row.block_ratios.values())
+            axes.plot([row.level] * len(values), values, color=colour, alpha=0.45, linestyle="none", marker=".", ms=5)
+            seen += [*values, *(v for v in (row.ci_low, row.ci_high) if v is not None)]
+        _line(
+            axes,
+            index,
+            [row.level for row in rows],
+            [row.ratio or 1.0 for row in rows],
+            [(row.ci_low, row.ci_high) for row in rows],
+            "all domains" if len(c.conditions) > 1 else arm,
+        )
+        # An interval of two blocks can be absurdly wide: it is cut at the frame, and the table has the figures.
+        low, high = max(min(seen), 0.1), min(max(seen), 10.0)
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.04, high * 1.04)
+        ticks = _FINE if high / low < 1.25 else _TICKS
+        axes.yaxis.set_major_locator(FixedLocator(_thinned([t for t in ticks if low / 1.04 <= t <= high * 1.04])))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+        _break_even_marks(axes, summary, arm)
+        axes.set_ylabel(f"throughput, {arm} ÷ {c.baseline}")
+
+    caption = (
+        f"Band: ±{c.margin * 100:g}%, too small to matter. Bars: {c.confidence * 100:g}% interval; dots: single blocks."
+    )
+    found = summary.break_even[arm]
+    if found.level is not None:
+        caption += f" Vertical line: break-even, {found.level:.3g} streams"
+        caption += ", shaded: its interval." if found.ci_low is not None or found.ci_high is not None else "."
+    return _chart(summary, f"ratio-{index}", f"{arm} against {c.baseline}", caption, draw, load_axis=True)
+
+
+def distribution(summary: Summary, metric: Literal["ttft", "latency"], level: int) -> Chart | None:
+    """Cumulative distribution over requests at one level; None without data."""
+    names = [a.name for a in summary.campaign.arms]
+    found = [d for d in summary.distributions if (d.metric, d.level, d.condition) == (metric, level, ALL)]
+    if not found:
+        return None
+    positive = [q for d in found for q in d.quantiles if q > 0]
+
+    def draw(axes: Axes) -> None:
+        for d in found:
+            shares = [100 * i / (len(d.quantiles) - 1) for i in range(len(d.quantiles))]
+            index = names.index(d.arm)
+            axes.plot(d.quantiles, shares, color=_colour(index), linestyle=_dash(index), linewidth=1.6, label=d.arm)
+        if positive and max(positive) / min(positive) > _LOG_FROM:
+            _logarithmic(axes, "x", min(positive), max(positive))
+        else:
+            axes.set_xlim(left=0)
+            axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        axes.set_ylim(0, 101)
+        axes.yaxis.set_major_locator(FixedLocator([0, 50, 90, 100]))
+        axes.set_ylabel("% of requests")
+        axes.set_xlabel("milliseconds")
+
+    title = f"{words.METRIC_WORDS[metric]}, {level} stream{'s' if level != 1 else ''}"
+    count = ", ".join(f"{d.arm} {d.count}" for d in found)
+    return _chart(summary, f"{metric}-{level}", title, f"Requests: {count}.", draw, size=_SMALL)
+
+
+def acceptance_length(summary: Summary) -> Chart | None:
+    """Mean acceptance length over load, by arm and domain; None if no arm reports it."""
+    names = [a.name for a in summary.campaign.arms]
+    series = _acceptance_series(summary)
+    if not series:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for arm, condition in series:
+            index = names.index(arm)
+            rows = [a for a in summary.acceptance if (a.arm, a.condition) == (arm, condition)]
+            axes.plot(
+                [a.level for a in rows],
+                [a.length.value for a in rows],
+                color=_colour(index),
+                linestyle=_dash(_condition_index(summary, condition)),
+                marker=_MARKERS[_condition_index(summary, condition) % len(_MARKERS)],
+                markersize=4.5,
+                linewidth=1.5,
+                label=f"{arm}, {condition}",
+            )
+        axes.set_ylim(bottom=1)
+        axes.set_ylabel("tokens per drafted step")
+
+    caption = "1 + accepted ÷ drafts: what one verification gives, where something was drafted. 1 means nothing gained."
+    return _chart(summary, "acceptance-length", "Acceptance length over load", caption, draw, load_axis=True)
+
+
+def acceptance_positions(summary: Summary) -> Chart | None:
+    """Share of drafts accepted at least so deep, by arm and domain, over all levels; None if not reported."""
+    names = [a.name for a in summary.campaign.arms]
+    curves = []
+    for arm, condition in _acceptance_series(summary):
+        rows = [a for a in summary.acceptance if (a.arm, a.condition) == (arm, condition) and a.per_position]
+        depth = min((len(a.per_position) for a in rows), default=0)
+        if depth:
+            shares = [sum(100 * (a.per_position[i].value or 0.0) for a in rows) / len(rows) for i in range(depth)]
+            curves.append((arm, condition, shares))
+    if not curves:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for arm, condition, shares in curves:
+            index = names.index(arm)
+            axes.plot(
+                range(1, len(shares) + 1),
+                shares,
+                color=_colour(index),
+                linestyle=_dash(_condition_index(summary, condition)),
+                marker=_MARKERS[_condition_index(summary, condition) % len(_MARKERS)],
+                markersize=4.5,
+                linewidth=1.5,
+                label=f"{arm}, {condition}",
+            )
+        axes.set_ylim(0, 100)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("depth of the draft")
+        axes.set_ylabel("% of drafts accepted this deep")
+
+    caption = "Mean over levels. Where the curve is near 0, deeper drafts only cost."
+    return _chart(summary, "acceptance-positions", "Acceptance by position", caption, draw)
+
+
+def _acceptance_series(summary: Summary) -> list[tuple[str, str]]:
+    """(arm, condition) pairs that have acceptance; "all" only where it is the one condition."""
+    conditions = summary.campaign.conditions
+    pairs = dict.fromkeys((a.arm, a.condition) for a in summary.acceptance)
+    return [(arm, condition) for arm, condition in pairs if condition in conditions]
+
+
+def _condition_index(summary: Summary, condition: str) -> int:
+    return summary.campaign.conditions.index(condition)
+
+
+def _over_load(summary: Summary, metric: MetricName, title: str, unit: str, caption: str) -> Chart:
+    def draw(axes: Axes) -> None:
+        values: list[float] = []
+        for index, arm in enumerate(summary.campaign.arms):
+            found: list[tuple[int, IntervalFigure]] = [
+                (row.level, row.metrics[metric])
+                for row in summary.levels
+                if (row.arm, row.condition) == (arm.name, ALL) and metric in row.metrics
+            ]
+            _line(
+                axes,
+                index,
+                [level * 1.02 ** (index - (len(summary.campaign.arms) - 1) / 2) for level, _ in found],
+                [figure.value for _, figure in found],
+                [(figure.ci_low, figure.ci_high) for _, figure in found],
+                arm.name,
+            )
+            values += [figure.value for _, figure in found]
+        if values and max(values) / min(values) > _LOG_FROM:
+            _logarithmic(axes, "y", min(values), max(values))
+        elif values:
+            axes.set_ylim(0, max(values) * 1.25)
+            axes.yaxis.set_major_locator(MaxNLocator(6))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.set_ylabel(unit)
+
+    return _chart(summary, metric, title, caption, draw, load_axis=True)
+
+
+def _logarithmic(axes: Axes, side: Literal["x", "y"], low: float, high: float) -> None:
+    """A log axis with ticks at 1, 2, 5, 10, …"""
+    axis = axes.xaxis if side == "x" else axes.yaxis
+    (axes.set_xscale if side == "x" else axes.set_yscale)("log")
+    (axes.set_xlim if side == "x" else axes.set_ylim)(low / 1.2, high * 1.3)
+    ticks = [m * 10.0**e for e in range(-3, 8) for m in (1, 2, 5) if low / 1.2 <= m * 10.0**e <= high * 1.3]
+    if len(ticks) > 7:
+        ticks = [t for t in ticks if f"{t:e}".startswith("1")]
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+
+
+def _line(
+    axes: Axes,
+    index: int,
+    x: Sequence[float],
+    y: Sequence[float],
+    intervals: Sequence[tuple[float | None, float | None]],
+    label: str,
+) -> None:
+    colour = _colour(index)
+    for at, (low, high) in zip(x, intervals, strict=True):
+        if low is not None and high is not None:
+            axes.plot([at, at], [low, high], color=colour, linewidth=1.4, solid_capstyle="butt", alpha=0.9)
+            axes.plot([at, at], [low, high], color=colour, linestyle="none", marker="_", markersize=7)
+    axes.plot(
+        x, y, color=colour, linestyle=_dash(index), marker=_MARKERS[index % len(_MARKERS)], markersize=5.5,
+        linewidth=1.8, label=label, zorder=3,
+    )  # fmt: skip
+
+
+def _break_even_marks(axes: Axes, summary: Summary, arm: str) -> None:
+    found = summary.break_even[arm]
+    if found.level is None or not found.monotone:
+        return
+    if found.ci_low is not None or found.ci_high is not None:
+        left, right = axes.get_xlim()
+        axes.axvspan(found.ci_low or left, found.ci_high or right, color=_SPAN, linewidth=0, zorder=0)
+        axes.set_xlim(left, right)
+    axes.axvline(found.level, color=_INK, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+
+
+def _thinned(ticks: Sequence[float]) -> list[float]:
+    """At most 8 ticks, 1 among them."""
+    if len(ticks) <= 8:
+        return list(ticks)
+    one = ticks.index(1.0) if 1.0 in ticks else 0
+    return [t for i, t in enumerate(ticks) if (i - one) % 2 == 0]
+
+
+def _colour(index: int) -> str:
+    return f"#0a0a{index % ARM_COLOURS:02x}"
+
+
+def _dash(index: int) -> Any:
+    return _DASHES[index % len(_DASHES)]
+
+
+def _chart(
+    summary: Summary,
+    name: str,
+    title: str,
+    caption: str,
+    draw: Callable[[Axes], None],
+    *,
+    load_axis: bool = False,
+    size: tuple[float, float] = _SIZE,
+) -> Chart:
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot()
+        if load_axis:
+            _load_axis(axes, summary.campaign.levels)
+        draw(axes)
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.tick_params(length=3)
+        handles, labels = axes.get_legend_handles_labels()
+        if len(labels) > 1 or (labels and len(summary.campaign.arms) > 1):
+            figure.legend(
+                handles,
+                labels,
+                loc="outside upper left",
+                ncols=min(3, len(labels)),
+                handlelength=2.0 if size == _SIZE else 1.2,
+                columnspacing=2.0 if size == _SIZE else 1.0,
+            )
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return Chart(name, title, caption, _inline(buffer.getvalue(), name, title))
+
+
+def _load_axis(axes: Axes, levels: Sequence[int]) -> None:
+    axes.set_xscale("log")
+    axes.set_xlim(min(levels) / 1.15, max(levels) * 1.15)
+    axes.xaxis.set_major_locator(FixedLocator([float(level) for level in levels]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("streams")
+
+
+def _inline(svg: str, name: str, title: str) -> str:
+    """Matplotlib's file as an element of a page: no prologue, namespaces, metadata or style; variables for colours."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
+    svg = svg.replace("xlink:href=", "href=")
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
+    svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, f"var({variable})")
+    svg = re.sub(r"#0a0a(\d\d)", lambda found: f"var(--arm-{int(found.group(1))})", svg)
+    view_box = re.search(r'viewBox="[^"]+"', svg)
+    head = f'<svg role="img" aria-label="{html.escape(title)}" {view_box.group() if view_box else ""}>'
+    return re.sub(r"^<svg[^>]*>", lambda _: head, svg, count=1).strip()

@@ -1,0 +1,180 @@
+"""The verdict table in a terminal: readable at 80 columns, without colour, and where only ASCII can be shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from breakeven.lab.report import words
+from breakeven.lab.summary import Comparison, Summary
+from breakeven.lab.verdict import Verdict
+
+STYLES: dict[Verdict, str] = {"pays": "green", "hurts": "red", "equivalent": "cyan", "undecided": "yellow"}
+_SHOWN = 8  # invalid cells and notes that are listed; the report has them all
+
+
+@dataclass(frozen=True, slots=True)
+class _Signs:
+    """The symbols a terminal can show."""
+
+    verdicts: dict[Verdict, str]
+    arrow: str
+    nothing: str
+
+
+_UNICODE = _Signs({"pays": "▲", "hurts": "▼", "equivalent": "≈", "undecided": "~"}, "→", "–")
+_ASCII = _Signs({"pays": "+", "hurts": "-", "equivalent": "=", "undecided": "~"}, "->", "-")
+
+
+def print_summary(summary: Summary, console: Console | None = None, report: Path | None = None) -> None:
+    """Print the verdicts. `report`: the page's path, printed last if given."""
+    console = console or Console()
+    signs = _UNICODE if console.encoding.lower().replace("-", "").startswith("utf") else _ASCII
+    out = _Printer(console, signs)
+    out.head(summary)
+    for arm in summary.arms:
+        out.arm(summary, arm)
+    out.legend(summary)
+    out.invalid(summary)
+    out.notes(summary)
+    if report is not None:
+        console.print()
+        console.print(Text.assemble("Report: ", (clean(str(report)), "bold")), soft_wrap=True)
+
+
+def clean(text: str) -> str:
+    """Text of others without control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Printer:
+    console: Console
+    signs: _Signs
+
+    def head(self, summary: Summary) -> None:
+        c, run = summary.campaign, summary.run
+        blocks = f"{c.blocks} block{'s' if c.blocks != 1 else ''}"
+        facts = (
+            f"{blocks}, {len(c.levels)} level{'s' if len(c.levels) != 1 else ''}, {', '.join(c.conditions)};"
+            f" margin {c.margin * 100:g}%, {c.confidence * 100:g}% intervals"
+        )
+        self.console.print()
+        self.console.print(Text.assemble((clean(run.name), "bold"), "  ", (self._shown(clean(facts)), "dim")))
+        if warning := words.warning(summary):
+            self.console.print(Text(self._shown(f"! {warning}"), style="bold red"))
+
+    def arm(self, summary: Summary, arm: str) -> None:
+        c = summary.campaign
+        pooled = "" if len(c.conditions) == 1 else ", domains pooled"
+        self.console.print()
+        self.console.print(Text.assemble((arm, "bold"), f" against {c.baseline}{pooled}"))
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
+        table.add_column("\nstreams", justify="right", no_wrap=True)
+        table.add_column(self._shown(f"tokens/s\n{c.baseline} → {arm}"), justify="right", max_width=19)
+        table.add_column(f"ratio\n[{c.confidence * 100:g}% interval]", justify="left", no_wrap=True)
+        table.add_column("\nverdict", justify="left", no_wrap=True)
+        table.add_column("accept.\nlength", justify="right", no_wrap=True)
+        table.add_column("TTFT\nratio", justify="right", no_wrap=True)
+        table.add_column("TPOT\nratio", justify="right", no_wrap=True)
+        for row in words.rows(summary, arm):
+            v = row.comparison.verdict
+            accepted = row.acceptance
+            length = self.signs.nothing
+            if accepted is not None and accepted.length.value is not None:
+                length = f"{accepted.length.value:.2f}" + ("" if accepted.valid else "?")
+            table.add_row(
+                str(row.level),
+                self._shown(f"{words.rate(row.baseline)} → {words.rate(row.arm)}"),
+                self._shown(_ratio(row.comparison)),
+                Text(f"{self.signs.verdicts[v]} {v}", style=STYLES[v]),
+                length,
+                self._short(row.ttft),
+                self._short(row.tpot),
+            )
+        self.console.print(table)
+        self._say(words.break_even_sentence(summary.break_even[arm], c.confidence), "bold")
+        if outlook := words.outlook(summary, arm):
+            self._say(outlook)
+        self._say(self._agreement(summary, arm))
+
+    def _agreement(self, summary: Summary, arm: str) -> str:
+        for row in summary.agreement:
+            if (row.arm, row.condition, row.level) == (arm, "all", None):
+                text = f"{row.identical} of {row.pairs} answers are identical to those of {summary.campaign.baseline}"
+                if row.first_divergence_median is not None:
+                    text += f" (the others part after {row.first_divergence_median:.0f} characters, median)"
+                return text + "."
+        return ""
+
+    def legend(self, summary: Summary) -> None:
+        symbols = "  ".join(f"{self.signs.verdicts[v]} {v}" for v in STYLES)
+        self.console.print()
+        self._say(
+            f"{symbols}. Ratios are arm ÷ {summary.campaign.baseline}; for TTFT and TPOT below 1 is better, and the"
+            " symbol is their own verdict."
+            + (" A length with ? is not valid." if any(not a.valid for a in summary.acceptance) else ""),
+            "dim",
+        )
+
+    def invalid(self, summary: Summary) -> None:
+        if not summary.invalid:
+            return
+        self.console.print()
+        self.console.print(Text("Invalid cells", style="bold red"))
+        for cell in summary.invalid[:_SHOWN]:
+            self._item(f"{cell.cell}: {'; '.join(cell.reasons)}")
+        if len(summary.invalid) > _SHOWN:
+            self._item(f"and {len(summary.invalid) - _SHOWN} more; the report lists them")
+
+    def notes(self, summary: Summary) -> None:
+        if not summary.lints:
+            return
+        self.console.print()
+        self.console.print(Text("Worth knowing", style="bold"))
+        for lint in summary.lints[:_SHOWN]:
+            where = f" ({len(lint.cells)} cell{'s' if len(lint.cells) != 1 else ''})" if lint.cells else ""
+            self._item(lint.message + where)
+        if len(summary.lints) > _SHOWN:
+            self._item(f"and {len(summary.lints) - _SHOWN} more; the report lists them")
+
+    def _short(self, comparison: Comparison | None) -> Text:
+        if comparison is None or comparison.ratio is None:
+            return Text(self.signs.nothing)
+        v = comparison.verdict
+        return Text(f"{comparison.ratio:.2f} {self.signs.verdicts[v]}", style=STYLES[v])
+
+    def _say(self, text: str, style: str = "") -> None:
+        if text:
+            self.console.print(Text(self._shown(text), style=style))
+
+    def _item(self, text: str) -> None:
+        self.console.print(Padding(Text(self._shown(f"- {clean(text)}")), (0, 0, 0, 2)))
+
+    def _shown(self, text: str) -> str:
+        if self.signs is _UNICODE:
+            return text
+        for ours, plain in (("→", "->"), ("÷", "/"), ("–", "-"), ("×", "x")):
+            text = text.replace(ours, plain)
+        return text.encode("ascii", "replace").decode()
+
+
+def _ratio(c: Comparison) -> str:
+    if c.ratio is None:
+        return "–"
+    if c.ci_low is None or c.ci_high is None:
+        return f"{_three(c.ratio)} [no interval]"
+    return f"{_three(c.ratio)} [{_three(c.ci_low)}, {_three(c.ci_high)}]"
+
+
+def _three(ratio: float) -> str:
+    """Two decimals near 1; never wider than five characters where it can be helped."""
+    if ratio >= 99.95:
+        return f"{ratio:.3g}"
+    return f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"

@@ -1,0 +1,175 @@
+"""The sentences of a report, shared by the terminal, the HTML page and the Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from breakeven.lab.summary import ALL, AcceptanceSummary, BreakEvenSummary, Comparison, LevelSummary, Summary
+from breakeven.lab.verdict import Verdict
+
+METRIC_WORDS = {"throughput": "throughput", "ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One level of one arm: what the verdict table shows. `baseline`, `arm`: throughput in tok/s."""
+
+    level: int
+    comparison: Comparison
+    baseline: float | None
+    arm: float | None
+    ttft: Comparison | None
+    tpot: Comparison | None
+    latency: Comparison | None
+    acceptance: AcceptanceSummary | None
+
+
+def rows(summary: Summary, arm: str, condition: str = ALL) -> list[Row]:
+    """The verdict table of an arm, by rising level."""
+    found = []
+    for level in summary.campaign.levels:
+        by_metric = {
+            c.metric: c for c in summary.comparisons if (c.arm, c.condition, c.level) == (arm, condition, level)
+        }
+        primary = by_metric.get("throughput")
+        if primary is None:
+            continue
+        accepted = (a for a in summary.acceptance if (a.arm, a.condition, a.level) == (arm, condition, level))
+        found.append(
+            Row(
+                level=level,
+                comparison=primary,
+                baseline=_throughput(summary.levels, summary.campaign.baseline, condition, level),
+                arm=_throughput(summary.levels, arm, condition, level),
+                ttft=by_metric.get("ttft"),
+                tpot=by_metric.get("tpot"),
+                latency=by_metric.get("latency"),
+                acceptance=next(accepted, None),
+            )
+        )
+    return found
+
+
+def _throughput(levels: Sequence[LevelSummary], arm: str, condition: str, level: int) -> float | None:
+    for row in levels:
+        if (row.arm, row.condition, row.level) == (arm, condition, level) and "throughput" in row.metrics:
+            return row.metrics["throughput"].value
+    return None
+
+
+def answer(summary: Summary, arm: str) -> str:
+    """One sentence: at which levels the arm pays, hurts, makes no difference, or cannot be told."""
+    by_verdict: dict[Verdict, list[int]] = {}
+    for row in rows(summary, arm):
+        by_verdict.setdefault(row.comparison.verdict, []).append(row.level)
+    phrases = {
+        "pays": "pays at {}",
+        "equivalent": "makes no difference at {}",
+        "hurts": "hurts at {}",
+        "undecided": "is undecided at {}",
+    }
+    parts = [phrase.format(_streams(by_verdict[v])) for v, phrase in phrases.items() if v in by_verdict]  # type: ignore[index]
+    if not parts:
+        return f"{arm} was not compared with {summary.campaign.baseline}."
+    return f"{arm} {_joined(parts)}."
+
+
+def _streams(levels: Sequence[int]) -> str:
+    return f"{_joined([str(level) for level in levels])} {'stream' if list(levels) == [1] else 'streams'}"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def break_even_sentence(found: BreakEvenSummary, confidence: float) -> str:
+    """Break-even in plain words, with its interval and what is open."""
+    if not found.levels:
+        return "Break-even is unknown: no block has valid figures of both arms."
+    first, last = _number(found.levels[0]), _number(found.levels[-1])
+    if not found.monotone:
+        return f"There is no single break-even: {found.note}."
+    if found.low_open and found.high_open:
+        point = f"The estimate is {_number(found.level)} streams, but the" if found.level is not None else "The"
+        return f"{point} data do not bound the break-even: more blocks are needed."
+    if found.level is None:
+        above = found.fitted[-1] > 1
+        where = f"above {last} streams, the highest level" if above else f"below {first} streams, the lowest level"
+        if found.blocks < 2:
+            return f"Break-even seems to lie {where} measured; one block gives no interval."
+        sure = found.ci_low is not None if above else found.ci_high is not None
+        bound = found.ci_low if above else found.ci_high
+        tail = ""
+        if sure and bound is not None and _number(bound) != (last if above else first):
+            side = "no lower than" if above else "no higher than"
+            tail = f" ({side} {_number(bound)} at {confidence:.0%} confidence)"
+        return f"Break-even lies {where} measured{tail}."
+    if found.blocks < 2:
+        return f"Break-even is near {_number(found.level)} streams in the one block; one block gives no interval."
+    low = f"open below {first}" if found.ci_low is None else f"{_number(found.ci_low)}"
+    high = f"open above {last}" if found.ci_high is None else f"{_number(found.ci_high)}"
+    if found.ci_low is None:
+        interval = f"{low}, at most {high}"
+    elif found.ci_high is None:
+        interval = f"at least {low}, {high}"
+    else:
+        interval = f"{low} to {high}"
+    return f"Break-even is at {_number(found.level)} streams ({confidence:.0%} interval: {interval})."
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:.3g}"
+
+
+def outlook(summary: Summary, arm: str) -> str:
+    """What it would take to decide the undecided levels; empty if there are none."""
+    open_rows = [row for row in rows(summary, arm) if row.comparison.verdict == "undecided"]
+    if not open_rows:
+        return ""
+    few = [row for row in open_rows if row.comparison.blocks < 2]
+    if few:
+        return (
+            f"{_streams([row.level for row in few]).capitalize()}: fewer than two valid blocks, so no interval and no"
+            " verdict. Use at least two; three or more are advisable."
+        )
+    parts = []
+    for row in open_rows:
+        needed = row.comparison.blocks_needed
+        if needed is None:
+            parts.append(f"{row.level}: at the margin or too noisy for any number of blocks")
+        else:
+            parts.append(f"{row.level}: about {needed} blocks")
+    return f"To decide (streams: blocks in total, if the estimates hold): {'; '.join(parts)}."
+
+
+def warning(summary: Summary) -> str:
+    """What must be said before anything else; empty if every planned cell is there and valid."""
+    run, parts = summary.run, []
+    if run.cells_invalid:
+        parts.append(
+            f"{run.cells_invalid} of {run.cells_finished} cells "
+            + ("is invalid and takes" if run.cells_invalid == 1 else "are invalid and take")
+            + " no part in any comparison"
+        )
+    if summary.missing:
+        parts.append(
+            f"{len(summary.missing)} of {run.cells_planned} planned cells"
+            f" {'is' if len(summary.missing) == 1 else 'are'} missing: the run is not finished"
+        )
+    text = "; ".join(parts)
+    return text[:1].upper() + text[1:] + "." if text else ""
+
+
+def percent(ratio: float) -> str:
+    """A ratio as a change: +12.3%, or ×12 from ten times on."""
+    return f"×{ratio:.3g}" if ratio >= 10 else f"{(ratio - 1) * 100:+.1f}%".replace("-", "−")
+
+
+def rate(value: float | None) -> str:
+    """Three significant digits, never in powers of ten."""
+    if value is None:
+        return "–"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
