@@ -55,9 +55,7 @@ class Trial:
         self.model = model
         weights = model.weights(torch.float32)
         roomy = EngineConfig(dtype="float32", kv_cache_tokens=65_536, max_running_requests=24, debug_checks=True)
-        tight = dataclasses.replace(
-            roomy, page_size=4, kv_cache_tokens=480, prefill_chunk=96, max_running_requests=12
-        )
+        tight = dataclasses.replace(roomy, page_size=4, kv_cache_tokens=480, prefill_chunk=96, max_running_requests=12)
         self.controller = ModeController()
         self.roomy = Engine(model.config, model.tokenizer, weights, roomy, self.controller)
         self.tight = Engine(model.config, model.tokenizer, weights, tight, self.controller)
