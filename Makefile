@@ -19,6 +19,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt scripts/setup.sh
 quickstart: setup
 	@$(BIN)/breakeven quickstart --out "$(OUT)"
 
+# One thread each: the small models of the tests gain nothing from more, and spinning threads starve each other.
+test: export OMP_NUM_THREADS = 1
 test: setup
 	$(BIN)/python -m pytest -m "not slow and not gpu and not engines" $(PYTEST_ARGS)
 
