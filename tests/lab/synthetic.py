@@ -18,6 +18,7 @@ TOKENS = 48
 LEVELS = (1, 2, 5, 10)
 BASE = {1: 30.0, 2: 55.0, 5: 110.0, 10: 145.0}  # tok/s of the baseline
 RATIOS = {1: 1.85, 2: 1.6, 5: 1.15, 10: 0.85}
+EXAMPLE_RATIOS = {1: 1.62, 2: 1.38, 5: 1.05, 10: 0.84}  # of docs/reading-a-report.md
 ENVIRONMENT: dict[str, Any] = {
     "invocation": ["breakeven", "quickstart", "--out", "runs/first"],
     "commands": {
@@ -78,7 +79,7 @@ def cell(
                 prompt_id=f"{key.condition}-{key.block}-{index}",
                 stream=stream,
                 intended_send_ns=start,
-                send_ns=start + 20_000,
+                send_ns=start,
                 first_byte_ns=chunks[0].arrival_ns,
                 end_ns=chunks[-1].arrival_ns,
                 http_status=200,
@@ -118,7 +119,9 @@ def cells(given: Campaign, ratio: Ratio, *, noise: float = 0.01, seed: int = 1) 
                 for level in given.levels:
                     wobble = math.exp(random_source.gauss(0, noise)) if noise else 1.0
                     rate = BASE[level] * ratio(arm, condition, level) * wobble
-                    record = cell(CellKey(block, arm, condition, level), rate, tokens_per_chunk=1 if arm == "off" else 2)
+                    record = cell(
+                        CellKey(block, arm, condition, level), rate, tokens_per_chunk=1 if arm == "off" else 2
+                    )
                     records.append(record)
     return records
 
@@ -128,7 +131,9 @@ def spoil(record: CellRecord, *reasons: str) -> CellRecord:
     return replace(record, invalid=tuple(reasons))
 
 
-def write(path: Path, given: Campaign, records: list[CellRecord], environment: Mapping[str, Any] = ENVIRONMENT) -> RunDirectory:
+def write(
+    path: Path, given: Campaign, records: list[CellRecord], environment: Mapping[str, Any] = ENVIRONMENT
+) -> RunDirectory:
     """The run on disk."""
     run = RunDirectory.create(path, given, "", environment)
     for record in records:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from breakeven.lab.stats.bootstrap import expanded_percentiles, expansion_of, hierarchical_bootstrap
 from breakeven.lab.stats.quantile import quantile_ratio, requests_floor
-from breakeven.lab.stats.ratio import paired_ratio, pooled_logs, ratio_from_logs
+from breakeven.lab.stats.ratio import paired_ratio, ratio_from_logs
 from breakeven.lab.stats.robust import hodges_lehmann, signed_rank_distribution
 
 logs_of_blocks = st.lists(st.floats(-2, 2).map(lambda x: round(x, 3)), min_size=2, max_size=12)
@@ -58,12 +58,6 @@ def test_values_without_a_ratio_are_refused(a: list[float], b: list[float]) -> N
 def test_a_bad_confidence_is_refused() -> None:
     with pytest.raises(ValueError, match="confidence"):
         ratio_from_logs([0.1, 0.2], 95)
-
-
-def test_conditions_are_pooled_block_by_block_with_equal_weight() -> None:
-    assert pooled_logs([[0.0, 0.2], [0.4, 0.0]]) == pytest.approx([0.2, 0.1])
-    with pytest.raises(ValueError, match="blocks"):
-        pooled_logs([[0.0], [0.1, 0.2]])
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 5, 9])

@@ -262,6 +262,7 @@ def serve(
         drain_timeout_s=drain_timeout,
         log_level=log_level.value,
     )
+    _limit_spinning()
     code = server.serve(lambda: _load(model, config, threads), options, listener)
     sys.stdout.flush()
     raise typer.Exit(code)
@@ -273,6 +274,17 @@ def _default_name(model: str) -> str:
     if path.suffix == ".gguf":
         return path.stem
     return path.resolve().name if os.sep in model or path.is_dir() else model
+
+
+def _limit_spinning() -> None:
+    """Let OpenMP's idle threads sleep after a fraction of a millisecond, unless the user has said otherwise.
+
+    By default they spin without end between PyTorch's operations. Where anything else wants the same cores, the load
+    generator of a benchmark included, the spinning thread keeps the working one from running and decoding slows
+    many-fold. Read once, when PyTorch loads its OpenMP library, so it must be set before.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def _load(model: str, config: EngineConfig, threads: int | None) -> Engine:

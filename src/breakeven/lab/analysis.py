@@ -37,6 +37,7 @@ from breakeven.lab.stats.robust import hodges_lehmann
 from breakeven.lab.stats.signflip import sign_flip
 from breakeven.lab.summary import (
     ALL,
+    SCHEMA_VERSION,
     AcceptanceSummary,
     AgreementSummary,
     ArmDigest,
@@ -133,6 +134,7 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
         ]
     )
     return Summary(
+        schema_version=SCHEMA_VERSION,
         run=_identity(campaign, conditions, cells),
         campaign=_digest(campaign, conditions),
         environment=dict(environment),
@@ -377,7 +379,7 @@ def _level_summaries(campaign: Campaign, conditions: Sequence[str], values: _Val
     for arm in campaign.arms:
         for condition in (ALL, *conditions):
             for level in sorted(campaign.levels):
-                metrics = {}
+                metrics: dict[str, IntervalFigure] = {}
                 for metric, unit, _ in METRICS:
                     found = values.get((arm, condition, level, metric))
                     if found:
@@ -594,7 +596,7 @@ def _length_lint(
         return []
     return [
         Lint(
-            message=f"{arm} answers with {ours:.0f} tokens on average at {level} streams, {campaign.baseline} with"
+            message=f"{arm} answers with {ours:.0f} tokens on average at level {level}, {campaign.baseline} with"
             f" {theirs:.0f}: they do not do the same work, so compare TPOT rather than latency",
             cells=[],
         )

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from breakeven.lab.quantity import Provenance
 from breakeven.lab.verdict import Verdict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 ALL = "all"  # the condition that pools all conditions of a block
 SIGNIFICANT_DIGITS = 12
 
@@ -262,7 +262,7 @@ class Noise(_Model):
 class Summary(_Model):
     """The whole of `summary.json`."""
 
-    schema_version: Literal[1] = Field(1, description="raised when a field changes its meaning or goes away")
+    schema_version: Literal[1] = Field(description="raised when a field changes its meaning or goes away")
     run: RunIdentity = Field(description="which run")
     campaign: CampaignDigest = Field(description="what was asked for")
     environment: dict[str, Any] = Field(description="versions, hardware and commands, as recorded when it ran")

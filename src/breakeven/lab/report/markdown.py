@@ -43,9 +43,9 @@ def markdown(summary: Summary) -> str:
             lines.append("")
         if outlook := words.outlook(summary, arm):
             lines += [_plain(outlook), ""]
-        for row in summary.agreement:
-            if (row.arm, row.condition, row.level) == (arm, ALL, None):
-                lines += [f"{row.identical} of {row.pairs} answers are identical to those of {_plain(c.baseline)}.", ""]
+        for a in summary.agreement:
+            if (a.arm, a.condition, a.level) == (arm, ALL, None):
+                lines += [f"{a.identical} of {a.pairs} answers are identical to those of {_plain(c.baseline)}.", ""]
     if summary.invalid:
         lines += ["Invalid cells:", ""]
         lines += [f"- {_plain(x.cell)}: {_plain('; '.join(x.reasons))}" for x in summary.invalid[:_SHOWN]]

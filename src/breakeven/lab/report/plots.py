@@ -185,7 +185,7 @@ def acceptance_length(summary: Summary) -> Chart | None:
             rows = [a for a in summary.acceptance if (a.arm, a.condition) == (arm, condition)]
             axes.plot(
                 [a.level for a in rows],
-                [a.length.value for a in rows],
+                [a.length.value or 1.0 for a in rows],
                 color=_colour(index),
                 linestyle=_dash(_condition_index(summary, condition)),
                 marker=_MARKERS[_condition_index(summary, condition) % len(_MARKERS)],

@@ -76,13 +76,13 @@ class _Printer:
         self.console.print()
         self.console.print(Text.assemble((arm, "bold"), f" against {c.baseline}{pooled}"))
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
-        table.add_column("\nstreams", justify="right", no_wrap=True)
-        table.add_column(self._shown(f"tokens/s\n{c.baseline} → {arm}"), justify="right", max_width=19)
-        table.add_column(f"ratio\n[{c.confidence * 100:g}% interval]", justify="left", no_wrap=True)
-        table.add_column("\nverdict", justify="left", no_wrap=True)
-        table.add_column("accept.\nlength", justify="right", no_wrap=True)
-        table.add_column("TTFT\nratio", justify="right", no_wrap=True)
-        table.add_column("TPOT\nratio", justify="right", no_wrap=True)
+        table.add_column(Text("\nstreams"), justify="right", no_wrap=True)
+        table.add_column(Text(self._shown(f"tokens/s\n{c.baseline} → {arm}")), justify="right", max_width=19)
+        table.add_column(Text(f"ratio\n[{c.confidence * 100:g}% interval]"), justify="left", no_wrap=True)
+        table.add_column(Text("\nverdict"), justify="left", no_wrap=True)
+        table.add_column(Text("accept.\nlength"), justify="right", no_wrap=True)
+        table.add_column(Text("TTFT\nratio"), justify="right", no_wrap=True)
+        table.add_column(Text("TPOT\nratio"), justify="right", no_wrap=True)
         for row in words.rows(summary, arm):
             v = row.comparison.verdict
             accepted = row.acceptance
@@ -91,8 +91,8 @@ class _Printer:
                 length = f"{accepted.length.value:.2f}" + ("" if accepted.valid else "?")
             table.add_row(
                 str(row.level),
-                self._shown(f"{words.rate(row.baseline)} → {words.rate(row.arm)}"),
-                self._shown(_ratio(row.comparison)),
+                Text(self._shown(f"{words.rate(row.baseline)} → {words.rate(row.arm)}")),
+                Text(self._shown(_ratio(row.comparison))),
                 Text(f"{self.signs.verdicts[v]} {v}", style=STYLES[v]),
                 length,
                 self._short(row.ttft),

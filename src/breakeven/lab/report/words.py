@@ -63,13 +63,13 @@ def answer(summary: Summary, arm: str) -> str:
     by_verdict: dict[Verdict, list[int]] = {}
     for row in rows(summary, arm):
         by_verdict.setdefault(row.comparison.verdict, []).append(row.level)
-    phrases = {
+    phrases: dict[Verdict, str] = {
         "pays": "pays at {}",
         "equivalent": "makes no difference at {}",
         "hurts": "hurts at {}",
         "undecided": "is undecided at {}",
     }
-    parts = [phrase.format(_streams(by_verdict[v])) for v, phrase in phrases.items() if v in by_verdict]  # type: ignore[index]
+    parts = [phrase.format(_streams(by_verdict[v])) for v, phrase in phrases.items() if v in by_verdict]
     if not parts:
         return f"{arm} was not compared with {summary.campaign.baseline}."
     return f"{arm} {_joined(parts)}."
@@ -95,7 +95,7 @@ def break_even_sentence(found: BreakEvenSummary, confidence: float) -> str:
         return f"{point} data do not bound the break-even: more blocks are needed."
     if found.level is None:
         above = found.fitted[-1] > 1
-        where = f"above {last} streams, the highest level" if above else f"below {first} streams, the lowest level"
+        where = f"above {_plural(last)}, the highest level" if above else f"below {_plural(first)}, the lowest level"
         if found.blocks < 2:
             return f"Break-even seems to lie {where} measured; one block gives no interval."
         sure = found.ci_low is not None if above else found.ci_high is not None
@@ -118,6 +118,10 @@ def break_even_sentence(found: BreakEvenSummary, confidence: float) -> str:
     return f"Break-even is at {_number(found.level)} streams ({confidence:.0%} interval: {interval})."
 
 
+def _plural(number: str) -> str:
+    return f"{number} stream{'' if number == '1' else 's'}"
+
+
 def _number(value: float | None) -> str:
     return "?" if value is None else f"{value:.3g}"
 
@@ -130,17 +134,19 @@ def outlook(summary: Summary, arm: str) -> str:
     few = [row for row in open_rows if row.comparison.blocks < 2]
     if few:
         return (
-            f"{_streams([row.level for row in few]).capitalize()}: fewer than two valid blocks, so no interval and no"
-            " verdict. Use at least two; three or more are advisable."
+            f"Undecided at {_streams([row.level for row in few])}: fewer than two valid blocks, so no interval. Use at"
+            " least two; three or more are advisable."
         )
+    known = [row for row in open_rows if row.comparison.blocks_needed is not None]
+    hopeless = [row for row in open_rows if row.comparison.blocks_needed is None]
     parts = []
-    for row in open_rows:
-        needed = row.comparison.blocks_needed
-        if needed is None:
-            parts.append(f"{row.level}: at the margin or too noisy for any number of blocks")
-        else:
-            parts.append(f"{row.level}: about {needed} blocks")
-    return f"To decide (streams: blocks in total, if the estimates hold): {'; '.join(parts)}."
+    if known:
+        each = [f"about {row.comparison.blocks_needed} blocks in total at {_plural(str(row.level))}" for row in known]
+        parts.append(f"if the estimates hold, a verdict takes {_joined(each)}")
+    if hopeless:
+        at = _streams([row.level for row in hopeless])
+        parts.append(f"at {at} no reasonable number of blocks would do: the effect is at the margin or lost in noise")
+    return f"Undecided: {'; '.join(parts)}."
 
 
 def warning(summary: Summary) -> str:

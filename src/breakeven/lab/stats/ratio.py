@@ -83,13 +83,3 @@ def ratio_from_logs(logs: Sequence[float], confidence: float = 0.95) -> RatioEst
     if error > 0:
         p = min(1.0, 2 * t_tail(abs(mean) / error, blocks - 1))
     return RatioEstimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), blocks, p, sd, confidence)
-
-
-def pooled_logs(by_condition: Sequence[Sequence[float]]) -> list[float]:
-    """One log ratio per block for condition "all": the mean over conditions, each with equal weight.
-
-    `by_condition[c][b]`: shape (conditions, blocks). Raises ValueError where conditions have unequal blocks.
-    """
-    if len({len(logs) for logs in by_condition}) != 1:
-        raise ValueError("conditions can be pooled only over the blocks that all of them have")
-    return [float(value) for value in np.asarray(by_condition, dtype=np.float64).mean(axis=0)]
