@@ -111,9 +111,10 @@ def test_leaving_a_request_frees_its_kv_before_the_next_step(way: str) -> None:
 
 def test_a_request_cancelled_while_it_is_handed_over_leaves_nothing_behind() -> None:
     async def main() -> None:
-        fake = FakeEngine()
+        fake = FakeEngine(step_s=0.001)
+        endless = SamplingParams(max_tokens=900, ignore_eos=True)  # must not end before the gate closes
         async with running(fake) as engine:
-            first = await engine.generate("first", [1], SamplingParams())
+            first = await engine.generate("first", [1], endless)
             await anext(first)
             fake.gate.clear()  # the engine thread stands in step(): the hand-over cannot finish
             await until(fake.held.is_set)

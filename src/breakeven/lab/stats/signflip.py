@@ -57,7 +57,9 @@ def sign_flip(logs: Sequence[float], *, seed: int = 0, patterns: int = 100_000) 
     data = _matrix([[value] for value in logs])
     signs, exact = _signs(data.shape[0], seed, patterns)
     observed = abs(float(data.sum()))
-    hits = int(np.count_nonzero(np.abs(signs @ data[:, 0]) >= observed * (1 - TIE)))
+    # Rounding scales with the terms, not with their sum, which may cancel to nothing.
+    tie = TIE * float(np.abs(data).sum())
+    hits = int(np.count_nonzero(np.abs(signs @ data[:, 0]) >= observed - tie))
     if exact:
         return SignFlip(hits / len(signs), True, len(signs))
     return SignFlip((1 + hits) / (1 + len(signs)), False, len(signs))
@@ -81,7 +83,7 @@ def max_t(logs: Sequence[Sequence[float]], *, seed: int = 0, patterns: int = 100
     running = 0.0
     for rank, level in enumerate(order):
         largest = flipped[:, order[rank:]].max(axis=1)
-        hits = int(np.count_nonzero(largest >= observed[level] * (1 - TIE)))
+        hits = int(np.count_nonzero(largest >= observed[level] - TIE))
         p = hits / len(signs) if exact else (1 + hits) / (1 + len(signs))
         running = max(running, p)
         adjusted[level] = running
