@@ -229,7 +229,9 @@ def _print_plan(campaign: Campaign, schedule: Schedule) -> None:
     typer.echo(f"\nRequests in a cell, by streams: {sizes}")
     for note in schedule.notes:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
-    can_show = ", ".join(f"{effect:.0%} if they scatter by {scatter:.0%}" for scatter, effect in detectable(campaign))
+    can_show = ", ".join(
+        f"{effect:.0%} if launches scatter by {scatter:.0%}" for scatter, effect in detectable(campaign)
+    )
     typer.echo(
         f"Smallest change of throughput that {campaign.blocks} blocks show with 80% probability: {can_show}"
         if can_show

@@ -111,7 +111,9 @@ class _Printer:
                 if row.first_divergence_median is not None:
                     text += f" (the others part after {row.first_divergence_median:.0f} characters, median)"
                 if row.expected and row.identical < row.pairs:
-                    text += "; in low precision near-ties may fall either way"
+                    few = 2 * row.identical < row.pairs
+                    text += "; do they run the same model?" if few else "; in low precision near-ties fall either way"
+                    return text if few else text + "."
                 return text + "."
         return ""
 
