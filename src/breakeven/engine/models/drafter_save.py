@@ -69,7 +69,7 @@ def save_drafter(
         for old in (*path.glob("model*.safetensors"), *path.glob("*.index.json"), *path.glob("pytorch_model*.bin")):
             old.unlink()
         if len(shards) == 1:
-            save_file(shards[0], path / "model.safetensors", metadata={"format": "pt"})
+            _save_file(shards[0], path / "model.safetensors")
         else:
             _save_shards(path, shards)
         text = json.dumps(document, indent=2) + "\n"
@@ -165,11 +165,16 @@ def _shards(tensors: Mapping[str, Tensor], max_bytes: int | None) -> list[dict[s
     return shards
 
 
+def _save_file(tensors: Mapping[str, Tensor], file: Path) -> None:
+    save_file(dict(tensors), file, metadata={"format": "pt"})
+    file.chmod(0o644)  # safetensors leaves it readable by its owner only
+
+
 def _save_shards(path: Path, shards: Sequence[Mapping[str, Tensor]]) -> None:
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(dict(shard), path / file, metadata={"format": "pt"})
+        _save_file(shard, path / file)
         places |= dict.fromkeys(shard, file)
     total = sum(tensor.numel() * tensor.element_size() for shard in shards for tensor in shard.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
