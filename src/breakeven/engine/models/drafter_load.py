@@ -60,8 +60,8 @@ class LoadedDrafter:
 
         `target_weights`: the target's, as `LoadedModel.weights` gives them. With them, `lm_head.weight` is the target's
         where the checkpoint has none, and `embed_tokens.weight` is left out where it equals the target's in `dtype`.
-        Without them a checkpoint that `uses_target_head` is a ConfigError. Read anew at each call; ConfigError also if
-        the files have changed or are damaged.
+        Without them `lm_head.weight` is missing if `uses_target_head`, and the caller takes the target's. Read anew at
+        each call; ConfigError if the files have changed or are damaged.
         """
         values = read_stored(self.tensors.values())
         weights = {
@@ -70,14 +70,14 @@ class LoadedDrafter:
         }
         if OFFSETS not in weights:
             weights[OFFSETS] = torch.zeros(self.config.draft_vocab_size, dtype=torch.int64)
+        if target_weights is None:
+            return weights
+        embedding = target_weights[_TARGET_EMBEDDING].to("cpu", dtype)
         if self.uses_target_head:
-            if target_weights is None:
-                raise ConfigError(f"{self.directory}: the drafter has no {HEAD}; its reader must pass target_weights")
-            weights[HEAD] = target_weights.get(HEAD, target_weights[_TARGET_EMBEDDING]).to(dtype)
-        if target_weights is not None and EMBEDDING in weights:
-            shared = target_weights[_TARGET_EMBEDDING]
-            if shared.shape == weights[EMBEDDING].shape and torch.equal(shared.to("cpu", dtype), weights[EMBEDDING]):
-                del weights[EMBEDDING]
+            weights[HEAD] = target_weights[HEAD].to("cpu", dtype) if HEAD in target_weights else embedding
+        own = weights.get(EMBEDDING)
+        if own is not None and own.shape == embedding.shape and torch.equal(own, embedding):
+            del weights[EMBEDDING]
         return weights
 
 
