@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -398,6 +399,41 @@ def test_a_drafter_of_another_kind_is_named_by_its_config(
 def test_a_drafter_of_another_kind_is_named_by_its_tensors(tmp_path: Path, change: Change, kind: str) -> None:
     with pytest.raises(ConfigError, match=f"{kind}.*this engine serves EAGLE-3"):
         load_drafter(written(tmp_path, tensor_change=change), TARGET)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.data(), st.sampled_from(FORMATS))
+@settings(max_examples=150, deadline=None)
+def test_nothing_in_config_json_gives_more_than_an_error_of_configuration(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, format: Any
+) -> None:
+    path = written(tmp_path_factory.mktemp("drafter"), format=format) / "config.json"
+    values = json.loads(path.read_text())
+    part = data.draw(st.sampled_from([part for part in (values, values.get("transformer_layer_config")) if part]))
+    part[data.draw(st.sampled_from([*sorted(part), "eagle_config", "dflash_config", "rope_parameters"]))] = data.draw(
+        JSON
+    )
+    path.write_text(json.dumps(values))
+    with contextlib.suppress(ConfigError):
+        load_drafter(path.parent, TARGET)
+
+
+@given(st.binary(max_size=200), st.integers(0, 400))
+@settings(max_examples=60, deadline=None)
+def test_nothing_in_the_weights_gives_more_than_an_error_of_configuration(
+    tmp_path_factory: pytest.TempPathFactory, junk: bytes, place: int
+) -> None:
+    file = written(tmp_path_factory.mktemp("drafter")) / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:place] + junk + content[place + len(junk) :])
+    with contextlib.suppress(ConfigError):
+        load_drafter(file.parent, TARGET).weights(torch.float32)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -125,8 +125,6 @@ def _layer_fields(path: Path, outer: JsonFields) -> JsonFields:
     """The fields of the decoder layer: those of the file itself, or the nested ones of the speculators format."""
     if outer.get("transformer_layer_config") is not None or outer.get("speculators_model_type") is not None:
         return _object(outer, "transformer_layer_config")
-    if isinstance(outer.get("model"), dict):  # vLLM's wrapper around a converted config
-        return _object(outer, "model")
     return outer
 
 
