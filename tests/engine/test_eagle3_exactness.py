@@ -124,7 +124,8 @@ def test_tokens_do_not_depend_on_eagle3(knowing: Rig, name: str, kind: str) -> N
     after = engine.stats().speculation
     assert tokens_of(drafted) == tokens_of(plain)
     accepted, drafts = after.accepted_tokens - before.accepted_tokens, after.drafts - before.drafts
-    assert accepted > (drafts if kind == "greedy" else drafts / 10), "too little was accepted: the test shows little"
+    assert accepted > drafts / (3 if kind == "greedy" else 10), "too little was accepted: the test shows little"
+    assert after.accepted_per_position[1] > 10, "no runs were accepted: the test shows little"
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -186,11 +187,7 @@ def test_an_end_of_sequence_inside_an_accepted_run_ends_the_request(model: Loade
     for place in range(2, 12):
         if free.ids[place] in free.ids[:place]:
             continue
-        engine.tokenizer = (
-            dataclasses.replace(model.tokenizer, eos_token_ids=(free.ids[place],))
-            if (dataclasses.is_dataclass(model.tokenizer))
-            else _WithEos(model, free.ids[place])
-        )
+        engine.tokenizer = _WithEos(model, free.ids[place])  # type: ignore[assignment]
         outcomes = []
         for current in ("off", "chain", "deep tree"):
             use(controller, current)

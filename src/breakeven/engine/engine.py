@@ -394,8 +394,8 @@ def _load_drafter(
     directory = speculation.draft_model_path or default_drafter(name_or_path)
     if directory is None:
         raise ConfigError(
-            f"speculative algorithm 'eagle3': there is no drafter in the box for {name_or_path!r}; name the directory of "
-            "one that was trained for it with --speculative-draft-model-path"
+            f"speculative algorithm 'eagle3': there is no drafter in the box for {name_or_path!r}; name the directory "
+            "of one that was trained for it with --speculative-draft-model-path"
         )
     loaded = load_drafter(directory, target)
     return DrafterCheckpoint(loaded.config, loaded.weights(dtype))
