@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ from breakeven.engine.taps import FeatureTaps
 from breakeven.engine.tokenizer import IncrementalDetokenizer, Tokenizer
 from breakeven.engine.tree import DraftTree
 from breakeven.engine.verify import Accepted, walk
+
+logger = logging.getLogger("breakeven.engine")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -199,6 +202,12 @@ class Engine:
         """Forget all cached prefixes; requests in flight keep their own KV."""
         self._pool.reset_prefix_cache()
         return True
+
+    def reset_stats(self) -> None:
+        """Start the totals of `stats` anew, as after a warm-up."""
+        self._prompt_tokens = self._generated_tokens = 0
+        self._scheduler.preemptions = self._scheduler.prefix_hit_tokens = 0
+        self._totals = SpeculationStats()
 
     def stats(self) -> EngineStats:
         """Gauges and totals."""
@@ -397,7 +406,9 @@ def _load_drafter(
             f"speculative algorithm 'eagle3': there is no drafter in the box for {name_or_path!r}; name the directory "
             "of one that was trained for it with --speculative-draft-model-path"
         )
-    loaded = load_drafter(directory, target)
+    loaded = load_drafter(directory, target, layer_ids=speculation.draft_layer_ids)
+    for note in loaded.notes:
+        logger.info("drafter: %s", note)
     return DrafterCheckpoint(loaded.config, loaded.weights(dtype))
 
 
