@@ -38,6 +38,7 @@ PURE = (
     "lab/workload/prompt.py",
     "lab/workload/request.py",
     "engine/config.py",
+    "engine/draft_tree.py",
     "engine/request.py",
     "engine/tree.py",
     "engine/verify.py",

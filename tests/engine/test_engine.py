@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from breakeven.engine.config import ConfigError, EngineConfig, SpeculationConfig
 from breakeven.engine.engine import Engine, RequestError
+from breakeven.engine.models.load import load_model
 from breakeven.engine.request import SamplingParams
 
 TINY = EngineConfig(
@@ -243,8 +244,14 @@ def test_a_request_that_cannot_be_served_is_refused(
 
 def test_a_configuration_that_cannot_be_served_is_refused(tiny_llama_dir: Callable[..., Path]) -> None:
     directory = str(tiny_llama_dir())
-    with pytest.raises(ConfigError, match="eagle3"):
-        Engine.from_pretrained(directory, EngineConfig(speculation=SpeculationConfig("eagle3")))
+    model = load_model(directory)
+    with pytest.raises(ConfigError, match=r"eagle3.*--speculative-draft-model-path"):
+        Engine(
+            model.config,
+            model.tokenizer,
+            model.weights(torch.float32),
+            EngineConfig(dtype="float32", speculation=SpeculationConfig("eagle3")),
+        )
     with pytest.raises(ConfigError, match="max_context"):
         Engine.from_pretrained(directory, EngineConfig(max_context=10**6))
 

@@ -15,8 +15,11 @@ from breakeven.engine.batch import StepPlan
 from breakeven.engine.config import ConfigError, EngineConfig, ModelConfig, SpeculationConfig
 from breakeven.engine.control import Controller, FixedController
 from breakeven.engine.kv import PagePool
+from breakeven.engine.models.drafter import Drafter, DrafterCheckpoint
 from breakeven.engine.models.load import load_model
 from breakeven.engine.proposers.base import DraftContext, Proposer
+from breakeven.engine.proposers.eagle3 import Eagle3Proposer
+from breakeven.engine.proposers.features import FeatureStore, KeptRows
 from breakeven.engine.proposers.ngram import NgramProposer
 from breakeven.engine.request import FinishReason, RequestOutput, SamplingParams, SpeculationStats, TokenOutput
 from breakeven.engine.runner import Runner
@@ -32,6 +35,7 @@ from breakeven.engine.sampling import (
 )
 from breakeven.engine.scheduler import Scheduled, Scheduler, Slot
 from breakeven.engine.stop import StopChecker
+from breakeven.engine.taps import FeatureTaps
 from breakeven.engine.tokenizer import IncrementalDetokenizer, Tokenizer
 from breakeven.engine.tree import DraftTree
 from breakeven.engine.verify import Accepted, walk
@@ -86,12 +90,10 @@ class Engine:
         weights: Mapping[str, Tensor],
         config: EngineConfig,
         controller: Controller | None = None,
+        drafter: DrafterCheckpoint | None = None,
     ) -> None:
-        if config.speculation is not None and config.speculation.algorithm not in _PROPOSERS:
-            raise ConfigError(
-                f"speculative algorithm {config.speculation.algorithm!r} is not served by this version; "
-                f"choose one of: {', '.join(sorted(_PROPOSERS))}"
-            )
+        """`drafter`: needed for EAGLE-3, and loaded whether or not `config.speculation` names it, so that the
+        controller may choose it. ConfigError if the configuration cannot be served."""
         self.config = config
         self.model_config = model_config
         self.tokenizer = tokenizer
@@ -109,6 +111,17 @@ class Engine:
         self._runner = Runner(model_config, config, weights, num_pages)
         self._controller = controller if controller is not None else FixedController(config.speculation)
         self._proposers: dict[SpeculationConfig, Proposer] = {}
+        self._features: FeatureStore | None = None
+        self._boundaries: tuple[int, ...] = ()
+        if drafter is not None:
+            model = self._runner.model
+            head = Drafter(
+                drafter.config, model_config, drafter.weights, model.embedding, self._runner.device, model.head.weight
+            )
+            self._features = FeatureStore(head, num_pages, config.page_size)
+            self._boundaries = drafter.config.tap_boundaries
+        if config.speculation is not None:
+            self._proposer(config.speculation)
         self._requests: dict[str, _Request] = {}
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -120,7 +133,11 @@ class Engine:
         if config.device.startswith("cuda") and not torch.cuda.is_available():
             raise ConfigError(f"device is {config.device!r}, but PyTorch sees no CUDA device here; use --device cpu")
         model = load_model(name_or_path)
-        return cls(model.config, model.tokenizer, model.weights(_DTYPES[config.dtype]), config, controller)
+        dtype = _DTYPES[config.dtype]
+        drafter = None
+        if config.speculation is not None and config.speculation.algorithm == "eagle3":
+            drafter = _load_drafter(name_or_path, config.speculation, model.config, dtype)
+        return cls(model.config, model.tokenizer, model.weights(dtype), config, controller, drafter)
 
     def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """RequestError unless the request can be served."""
@@ -204,7 +221,8 @@ class Engine:
         if not self._requests:
             return []
         scheduled = self._scheduler.schedule(self._proposal())
-        logits = self._runner.forward(StepPlan(tuple(item.rows for item in scheduled)))
+        taps = FeatureTaps(self._boundaries) if self._features is not None else None
+        logits = self._runner.forward(StepPlan(tuple(item.rows for item in scheduled)), taps)
         sampling = [item for item in scheduled if item.samples]
         result = sample(logits, self._sampling_batch(sampling)) if sampling else None
         draws = result.token_list() if result is not None else []
@@ -215,6 +233,8 @@ class Engine:
             rounds.append((item, walk(item.tree, draws[first : first + count]), first))
             first += count
         self._compact(rounds)
+        if self._features is not None and taps is not None and scheduled:
+            self._features.observe(_kept_rows(scheduled, rounds), taps.features)
         for item in scheduled:
             if not item.samples:
                 self._scheduler.advance(item.sequence, len(item.rows))
@@ -227,18 +247,33 @@ class Engine:
         """AssertionError unless every KV page is accounted for. For tests."""
         self._scheduler.check()
         assert len(self._scheduler.running) + len(self._scheduler.waiting) == len(self._requests)
+        if self._features is not None:
+            self._features.check()
 
     def _proposal(self) -> Callable[[Sequence[Slot]], Sequence[DraftTree | None]] | None:
         decoding = sum(sequence.decoding for sequence in self._scheduler.running)
         speculation = self._controller.choose(decoding)
         if speculation is None:
             return None
+        proposer = self._proposer(speculation)
+        return lambda slots: proposer.propose(
+            [DraftContext(slot.request_id, slot.tokens, slot.max_draft_depth, slot.pages) for slot in slots]
+        )
+
+    def _proposer(self, speculation: SpeculationConfig) -> Proposer:
         proposer = self._proposers.get(speculation)
         if proposer is None:
-            proposer = self._proposers[speculation] = _PROPOSERS[speculation.algorithm](speculation)
-        return lambda slots: proposer.propose(
-            [DraftContext(slot.request_id, slot.tokens, slot.max_draft_depth) for slot in slots]
-        )
+            if speculation.algorithm == "ngram":
+                proposer = NgramProposer(speculation)
+            elif self._features is not None:
+                proposer = Eagle3Proposer(speculation, self._features)
+            else:
+                raise ConfigError(
+                    "speculative algorithm 'eagle3' needs a drafter, but the engine was built without one; name its "
+                    "directory with --speculative-draft-model-path (or give Engine its `drafter`)"
+                )
+            self._proposers[speculation] = proposer
+        return proposer
 
     def _sampling_batch(self, sampling: Sequence[Scheduled]) -> SamplingBatch:
         requests = [self._requests[item.sequence.request_id] for item in sampling]
@@ -326,9 +361,44 @@ class Engine:
         self._scheduler.remove(request.slot)
         for proposer in self._proposers.values():
             proposer.forget(request.slot.request_id)
+        if self._features is not None:
+            self._features.forget(request.slot.request_id)
 
 
-_PROPOSERS: Mapping[str, Callable[[SpeculationConfig], Proposer]] = {"ngram": NgramProposer}
+def _kept_rows(scheduled: Sequence[Scheduled], rounds: Sequence[tuple[Scheduled, Accepted, int]]) -> list[KeptRows]:
+    """Which rows of the step's features each sequence keeps: all that were computed but rejected drafts. A run that a
+    stop will cut is kept whole: its request ends, and what it filed beyond the stop lies in no remembered page."""
+    kept = []
+    accepted_of = iter(rounds)
+    start = 0
+    for item in scheduled:
+        slot, count = item.sequence, len(item.rows)
+        rows: Sequence[int] = range(start, start + count)
+        tokens: Sequence[int] = slot.tokens
+        if item.samples:
+            _, accepted, _ = next(accepted_of)
+            root = start + count - item.rows.sampled
+            rows = [*range(start, root), *(root + node for node in accepted.nodes)]
+            if len(accepted.nodes) > 1:
+                tokens = [*slot.tokens, *accepted.tokens]
+        kept.append(KeptRows(slot.request_id, item.rows.prefix, item.rows.pages, rows, tokens))
+        start += count
+    return kept
+
+
+def _load_drafter(
+    name_or_path: str, speculation: SpeculationConfig, target: ModelConfig, dtype: torch.dtype
+) -> DrafterCheckpoint:
+    from breakeven.engine.models.drafter_load import default_drafter, load_drafter
+
+    directory = speculation.draft_model_path or default_drafter(name_or_path)
+    if directory is None:
+        raise ConfigError(
+            f"speculative algorithm 'eagle3': there is no drafter in the box for {name_or_path!r}; name the directory of "
+            "one that was trained for it with --speculative-draft-model-path"
+        )
+    loaded = load_drafter(directory, target)
+    return DrafterCheckpoint(loaded.config, loaded.weights(dtype))
 
 
 def _count(stats: SpeculationStats, drafted: int, emitted: int) -> None:

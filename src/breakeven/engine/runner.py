@@ -12,6 +12,7 @@ from breakeven.engine.attention import KVCache, plan_attention
 from breakeven.engine.batch import SequenceRows, StepPlan
 from breakeven.engine.config import EngineConfig, ModelConfig
 from breakeven.engine.models.llama import LlamaModel
+from breakeven.engine.taps import FeatureTaps
 
 
 class Runner:
@@ -34,15 +35,18 @@ class Runner:
         )
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> Tensor:
-        """Logits [sampled rows, vocab] of the plan's sampled rows, in order, on the device; nothing waits for it."""
+    def forward(self, plan: StepPlan, taps: FeatureTaps | None = None) -> Tensor:
+        """Logits [sampled rows, vocab] of the plan's sampled rows, in order, on the device; nothing waits for it.
+
+        `taps` records the features of all rows on the way.
+        """
         tokens = np.fromiter((t for s in plan.sequences for t in s.tokens), np.int64, plan.num_rows)
         positions = np.fromiter((p for s in plan.sequences for p in s.positions), np.int64, plan.num_rows)
         attention = plan_attention(plan, self.cache, self.fold)
         sampled = None
         if plan.num_sampled != plan.num_rows:
             sampled = self._tensor(_sampled_rows(plan.sequences))
-        return self.model.forward(self._tensor(tokens), self._tensor(positions), sampled, attention, self.cache)
+        return self.model.forward(self._tensor(tokens), self._tensor(positions), sampled, attention, self.cache, taps)
 
     @torch.inference_mode()
     def compact(self, moves: Sequence[tuple[int, int]]) -> None:

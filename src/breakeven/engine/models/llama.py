@@ -13,6 +13,7 @@ from torch import Tensor
 from breakeven.engine.attention import AttentionPlan, KVCache, attend
 from breakeven.engine.config import ModelConfig
 from breakeven.engine.linear import Linear
+from breakeven.engine.taps import FeatureTaps
 
 
 def rope_tables(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -95,11 +96,18 @@ class LlamaModel:
         self.cos, self.sin = rope_tables(config, self.embedding.dtype, device)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, sampled_rows: Tensor | None, plan: AttentionPlan, cache: KVCache
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        sampled_rows: Tensor | None,
+        plan: AttentionPlan,
+        cache: KVCache,
+        taps: FeatureTaps | None = None,
     ) -> Tensor:
         """Logits [sampled rows, vocab]; writes the rows' K and V into the cache.
 
-        tokens, positions int64 [rows]; `sampled_rows` int64 [sampled] picks rows for the head, None: all of them.
+        tokens, positions int64 [rows]; `sampled_rows` int64 [sampled] picks rows for the head, None: all of them;
+        `taps` is shown the residual stream of all rows at every layer boundary.
         """
         config = self.config
         hidden = F.embedding(tokens, self.embedding)
@@ -108,7 +116,10 @@ class LlamaModel:
         rows = hidden.shape[0]
         heads, kv_heads, dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
         last = len(self.layers) - 1
+        tap_last = taps is not None and len(self.layers) in taps.boundaries
         for index, layer in enumerate(self.layers):
+            if taps is not None:
+                taps.record(index, hidden)
             normed = F.rms_norm(hidden, (config.hidden_size,), layer.input_norm, eps)
             qkv = layer.qkv(normed).view(rows, heads + 2 * kv_heads, dim)
             if layer.q_norm is not None and layer.k_norm is not None:
@@ -119,13 +130,15 @@ class LlamaModel:
                 query_key = rotate(qkv[:, : heads + kv_heads], cos, sin)
             cache.write(index, plan.slots, query_key[:, heads:], qkv[:, heads + kv_heads :])
             query = query_key[:, :heads]
-            if index == last and sampled_rows is not None and sampled_rows.shape[0] == 0:
+            if index == last and sampled_rows is not None and sampled_rows.shape[0] == 0 and not tap_last:
                 break  # nothing is sampled: the last layer's K and V were all that mattered
             attended = attend(query, index, plan, cache)
             hidden = layer.output.add(attended.reshape(rows, heads * dim), hidden)
             normed = F.rms_norm(hidden, (config.hidden_size,), layer.post_norm, eps)
             gate, up = layer.gate_up(normed).chunk(2, dim=-1)
             hidden = layer.down.add(F.silu(gate) * up, hidden)
+        if taps is not None and tap_last:
+            taps.record(len(self.layers), hidden)
         if sampled_rows is not None:
             hidden = hidden[sampled_rows]
         return self.head(F.rms_norm(hidden, (config.hidden_size,), self.final_norm, eps))

@@ -15,12 +15,14 @@ class DraftContext:
 
     `tokens` is prompt and output so far; the last one is the tree's root. It is the engine's own list: read it, keep
     no reference to it. `max_depth` is how deep a draft can be of use: one less than the tokens the request may still
-    emit, as each round also emits a bonus; 0 or less asks for no draft.
+    emit, as each round also emits a bonus; 0 or less asks for no draft. `pages` are the KV pages of all tokens but the
+    last, for proposers that keep KV of their own beside the target's.
     """
 
     request_id: str
     tokens: Sequence[int]
     max_depth: int
+    pages: Sequence[int] = ()
 
 
 class Proposer(Protocol):
@@ -30,10 +32,9 @@ class Proposer(Protocol):
     longer follow the target's distribution.
 
     A proposer that works from token ids (n-gram) needs this interface only. One that reads the target's hidden states
-    (EAGLE-3) also has to be handed, after each target forward, the tapped features of the rows that were kept; that is
-    a second method of its own, called by the runner between `propose` calls, and its per-request state is what
-    `forget` drops. Nothing here presumes that a request is drafted for in every round: a proposer must cope with
-    contexts that grew by any number of tokens since it last saw them.
+    (EAGLE-3) draws on the engine's `FeatureStore`, which is handed the tapped features of the rows that were kept after
+    each target forward, whether or not anything was drafted. Nothing here presumes that a request is drafted for in
+    every round: a proposer must cope with contexts that grew by any number of tokens since it last saw them.
     """
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
