@@ -43,7 +43,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, EngineConfig, int
         return 0
 
     monkeypatch.setattr(server, "serve", fake_serve)
-    monkeypatch.setattr(serve_command, "_load", lambda *call: loads.append(call))
+    monkeypatch.setattr(serve_command, "_load", lambda *call: loads.append(call[:3]))
     return calls
 
 
@@ -82,6 +82,7 @@ def test_the_model_is_served_under_its_own_name_and_without_speculation(
     [
         (("--speculative-algorithm", "ngram", "--speculative-num-draft-tokens", "9"), "lower it or raise num_steps"),
         (("--speculative-draft-model-path", "x"), "needs --speculative-algorithm"),
+        (("--speculative-draft-layer-ids", "output"), "needs --speculative-algorithm eagle3"),
         (("--page-size", "0"), "page_size must be at least 1"),
         (("--api-key", ""), "API key is empty"),
         (("--host", "host.invalid"), "cannot listen on host.invalid"),
@@ -112,6 +113,32 @@ def test_what_the_engine_cannot_do_is_told_with_exit_code_two(monkeypatch: pytes
     result = run("--port", "0", "--speculative-algorithm", "eagle3", "--speculative-draft-model-path", "x")
     assert result.exit_code == 2
     assert "eagle3 is not available" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "layer_ids", "tested"),
+    [
+        ("--speculative-algorithm eagle3", None, True),
+        ("--speculative-algorithm eagle3 --speculative-draft-layer-ids output", "output", True),
+        ("--speculative-algorithm eagle3 --skip-drafter-self-test", None, False),
+        ("--speculative-algorithm ngram", None, False),
+    ],
+)
+def test_a_drafter_is_tested_after_loading_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, arguments: str, layer_ids: str | None, tested: bool
+) -> None:
+    from breakeven.engine import drafter_check, server
+    from breakeven.engine.engine import Engine
+
+    configs: list[EngineConfig] = []
+    checked: list[object] = []
+    monkeypatch.setattr(Engine, "from_pretrained", lambda model, config: configs.append(config) or "the engine")
+    monkeypatch.setattr(drafter_check, "log_drafter_check", checked.append)
+    monkeypatch.setattr(server, "serve", lambda load, options, listener: 0 if load() == "the engine" else 1)
+    assert run("--port", "0", *arguments.split()).exit_code == 0
+    assert configs[0].speculation is not None
+    assert configs[0].speculation.draft_layer_ids == layer_ids
+    assert checked == (["the engine"] if tested else [])
 
 
 def test_listening_beyond_loopback_without_a_key_warns(

@@ -44,6 +44,13 @@ class Algorithm(StrEnum):
         return next((item for item in cls if isinstance(value, str) and item.value == value.lower()), None)
 
 
+class LayerIds(StrEnum):
+    """What the layer ids in a drafter's config.json mean."""
+
+    boundary = "boundary"
+    output = "output"
+
+
 class LogLevel(StrEnum):
     """How much is logged, to standard error."""
 
@@ -75,6 +82,7 @@ def _is_loopback(host: str) -> bool:
 def _speculation(
     algorithm: Algorithm | None,
     draft_model_path: str | None,
+    draft_layer_ids: LayerIds | None,
     num_steps: int,
     eagle_topk: int,
     num_draft_tokens: int | None,
@@ -86,6 +94,8 @@ def _speculation(
     if algorithm is None:
         if draft_model_path is not None:
             raise ConfigError("--speculative-draft-model-path needs --speculative-algorithm")
+        if draft_layer_ids is not None:
+            raise ConfigError("--speculative-draft-layer-ids needs --speculative-algorithm eagle3")
         return None
     if num_draft_tokens is None:  # all that a chain drafts; for a tree, one level's branching per step
         num_draft_tokens = min(64, 1 + num_steps * eagle_topk)
@@ -95,6 +105,7 @@ def _speculation(
         eagle_topk=eagle_topk,
         num_draft_tokens=num_draft_tokens,
         draft_model_path=draft_model_path,
+        draft_layer_ids=None if draft_layer_ids is None else draft_layer_ids.value,
         ngram_min=ngram_min,
         ngram_max=ngram_max,
     )
@@ -188,6 +199,22 @@ def serve(
     speculative_draft_model_path: Annotated[
         str | None, typer.Option(help="Directory of the drafter (eagle3).", rich_help_panel=_SPECULATION)
     ] = None,
+    speculative_draft_layer_ids: Annotated[
+        LayerIds | None,
+        typer.Option(
+            help="What the drafter's layer ids mean: the state after so many layers, or a layer's output (eagle3).",
+            show_default="by the rule in docs/drafters.md",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    skip_drafter_self_test: Annotated[
+        bool,
+        typer.Option(
+            "--skip-drafter-self-test",
+            help="Do not draft for a few prompts after loading to see whether the drafter fits (eagle3).",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = False,
     speculative_num_steps: Annotated[
         int, typer.Option(help="Depth: tokens drafted along one path.", rich_help_panel=_SPECULATION)
     ] = 3,
@@ -228,6 +255,7 @@ def serve(
             speculation=_speculation(
                 speculative_algorithm,
                 speculative_draft_model_path,
+                speculative_draft_layer_ids,
                 speculative_num_steps,
                 speculative_eagle_topk,
                 speculative_num_draft_tokens,
@@ -263,7 +291,7 @@ def serve(
         log_level=log_level.value,
     )
     _limit_spinning()
-    code = server.serve(lambda: _load(model, config, threads), options, listener)
+    code = server.serve(lambda: _load(model, config, threads, not skip_drafter_self_test), options, listener)
     sys.stdout.flush()
     raise typer.Exit(code)
 
@@ -287,7 +315,7 @@ def _limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
-def _load(model: str, config: EngineConfig, threads: int | None) -> Engine:
+def _load(model: str, config: EngineConfig, threads: int | None, self_test: bool) -> Engine:
     try:
         import torch
     except ModuleNotFoundError:
@@ -298,4 +326,9 @@ def _load(model: str, config: EngineConfig, threads: int | None) -> Engine:
 
     if threads is not None:
         torch.set_num_threads(threads)
-    return Engine.from_pretrained(model, config)
+    engine = Engine.from_pretrained(model, config)
+    if self_test and config.speculation is not None and config.speculation.algorithm == "eagle3":
+        from breakeven.engine.drafter_check import log_drafter_check
+
+        log_drafter_check(engine)
+    return engine

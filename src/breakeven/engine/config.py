@@ -62,6 +62,7 @@ class SpeculationConfig:
     eagle_topk: int = 1
     num_draft_tokens: int = 4
     draft_model_path: str | None = None
+    draft_layer_ids: Literal["boundary", "output"] | None = None  # what the drafter's layer ids mean; None: by rule
     ngram_min: int = 2  # shortest suffix looked up in the context
     ngram_max: int = 4  # longest suffix looked up
 
@@ -79,6 +80,10 @@ class SpeculationConfig:
             raise ConfigError(
                 f"a chain of {self.num_steps} steps has {self.num_steps + 1} nodes, root included, but "
                 f"num_draft_tokens is {self.num_draft_tokens}; lower it or raise num_steps"
+            )
+        if self.draft_layer_ids not in (None, "boundary", "output"):
+            raise ConfigError(
+                f"speculative draft_layer_ids must be 'boundary' or 'output', got {self.draft_layer_ids!r}"
             )
         if self.ngram_max < self.ngram_min:
             raise ConfigError(f"ngram_max ({self.ngram_max}) must not be below ngram_min ({self.ngram_min})")

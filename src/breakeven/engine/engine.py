@@ -200,6 +200,12 @@ class Engine:
         self._pool.reset_prefix_cache()
         return True
 
+    def reset_stats(self) -> None:
+        """Start the totals of `stats` anew, as after a warm-up."""
+        self._prompt_tokens = self._generated_tokens = 0
+        self._scheduler.preemptions = self._scheduler.prefix_hit_tokens = 0
+        self._totals = SpeculationStats()
+
     def stats(self) -> EngineStats:
         """Gauges and totals."""
         size = self._pool.page_size

@@ -36,7 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-class _Fields:
+class JsonFields:
     """Typed access to one JSON object, with errors that name the file and the field."""
 
     def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = "") -> None:
@@ -82,7 +82,7 @@ class _Fields:
 def read_config(directory: Path) -> ModelConfig:
     """The configuration of the model in `directory`. ConfigError names the file, the field and what to do."""
     path = directory / "config.json"
-    fields = _Fields(path, read_json(path))
+    fields = JsonFields(path, read_json(path))
     family = _family(fields)
     _refuse_unsupported(fields)
 
@@ -126,7 +126,7 @@ def read_config(directory: Path) -> ModelConfig:
     )
 
 
-def _family(fields: _Fields) -> Family:
+def _family(fields: JsonFields) -> Family:
     architectures = fields.get("architectures")
     known = ", ".join(ARCHITECTURES)
     if architectures is None:
@@ -139,7 +139,7 @@ def _family(fields: _Fields) -> Family:
     return ARCHITECTURES[architectures[0]]
 
 
-def _refuse_unsupported(fields: _Fields) -> None:
+def _refuse_unsupported(fields: JsonFields) -> None:
     if fields.get("quantization_config") is not None:
         fields.fail("quantization_config", "is set; quantised checkpoints are not served, use the original weights")
     for name in _EXPERT_FIELDS:
@@ -152,7 +152,7 @@ def _refuse_unsupported(fields: _Fields) -> None:
         fields.fail("partial_rotary_factor", f"is {fields.get('partial_rotary_factor')!r}; only 1 is served")
 
 
-def _refuse_sliding_window(fields: _Fields, family: Family, num_layers: int, max_position: int) -> None:
+def _refuse_sliding_window(fields: JsonFields, family: Family, num_layers: int, max_position: int) -> None:
     """Refuse a window that some layer applies and that is shorter than the context; anything else changes nothing."""
     if family == "llama":
         return  # transformers' Llama knows no sliding window
@@ -174,7 +174,7 @@ def _refuse_sliding_window(fields: _Fields, family: Family, num_layers: int, max
         )
 
 
-def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
+def _rope(fields: JsonFields) -> tuple[float, RopeScaling | None]:
     """(theta, scaling or None) from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
     name = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
     values = fields.get(name) or {}
@@ -182,7 +182,7 @@ def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
         fields.fail(name, f"must be an object, got {values!r}")
     if set(values) == {"full_attention"}:
         values = values["full_attention"]
-    rope = _Fields(fields.path, values, prefix=f"{name}.")
+    rope = JsonFields(fields.path, values, prefix=f"{name}.")
     theta = rope.positive_float("rope_theta", fields.positive_float("rope_theta", 10_000.0))
     if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
         rope.fail("partial_rotary_factor", f"is {rope.get('partial_rotary_factor')!r}; only 1 is served")
@@ -210,7 +210,7 @@ def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
     )
 
 
-def _token_ids(fields: _Fields, name: str, vocab_size: int) -> tuple[int, ...]:
+def _token_ids(fields: JsonFields, name: str, vocab_size: int) -> tuple[int, ...]:
     value = fields.get(name)
     values = value if isinstance(value, list) else [] if value is None else [value]
     for token_id in values:
@@ -219,9 +219,9 @@ def _token_ids(fields: _Fields, name: str, vocab_size: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _eos_token_ids(directory: Path, fields: _Fields, vocab_size: int) -> tuple[int, ...]:
+def _eos_token_ids(directory: Path, fields: JsonFields, vocab_size: int) -> tuple[int, ...]:
     """As transformers' generate: those of generation_config.json; without them, those of config.json."""
     path = directory / "generation_config.json"
-    if path.is_file() and (ids := _token_ids(_Fields(path, read_json(path)), "eos_token_id", vocab_size)):
+    if path.is_file() and (ids := _token_ids(JsonFields(path, read_json(path)), "eos_token_id", vocab_size)):
         return ids
     return _token_ids(fields, "eos_token_id", vocab_size)

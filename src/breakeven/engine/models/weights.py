@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from breakeven.engine.config import ConfigError, ModelConfig
 from breakeven.engine.models.config_hf import read_json
 
-_READABLE = {"F32", "F16", "BF16"}
+READABLE_TYPES = {"F32", "F16", "BF16"}
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # in old checkpoints; follows from the config
 
 
@@ -78,7 +78,7 @@ def read_weights(directory: Path, config: ModelConfig, dtype: torch.dtype) -> di
     """Every tensor of `expected_shapes`, contiguous, on the CPU, in `dtype`, in memory of its own."""
     weights: dict[str, torch.Tensor] = {}
     for file, names in _locate(directory, config).items():
-        with _opened(file) as handle:
+        with opened(file) as handle:
             for name in names:
                 weights[name] = handle.get_tensor(name).to(dtype, copy=True).contiguous()
     return weights
@@ -90,7 +90,7 @@ def _locate(directory: Path, config: ModelConfig) -> dict[Path, list[str]]:
     found: dict[Path, list[str]] = {}
     missing = dict.fromkeys(expected)
     for file in safetensors_files(directory):
-        with _opened(file) as handle:
+        with opened(file) as handle:
             for name in handle.keys():  # noqa: SIM118 - not a mapping
                 part = handle.get_slice(name)
                 shape, kind = tuple(part.get_shape()), part.get_dtype()
@@ -106,10 +106,10 @@ def _locate(directory: Path, config: ModelConfig) -> dict[Path, list[str]]:
                         f"{file}: tensor {name} has shape {shape}, but config.json implies {expected[name]}; weights "
                         "and config.json do not belong together"
                     )
-                if kind not in _READABLE:
+                if kind not in READABLE_TYPES:
                     raise ConfigError(
-                        f"{file}: tensor {name} is of type {kind}; only {', '.join(sorted(_READABLE))} are served, use "
-                        "the unquantised weights"
+                        f"{file}: tensor {name} is of type {kind}; only {', '.join(sorted(READABLE_TYPES))} are "
+                        "served, use the unquantised weights"
                     )
                 found.setdefault(file, []).append(name)
                 missing.pop(name, None)
@@ -124,7 +124,7 @@ def _locate(directory: Path, config: ModelConfig) -> dict[Path, list[str]]:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def opened(file: Path) -> Iterator[Any]:
     """`safe_open` whose failures are ConfigErrors that name the file."""
     try:
         with safe_open(file, framework="pt", device="cpu") as handle:
