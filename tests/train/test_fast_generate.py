@@ -8,8 +8,8 @@ from train_tools import TINY, tiny_model
 
 from breakeven.engine.config import EngineConfig, ModelConfig
 from breakeven.engine.engine import Engine
-from breakeven.engine.models.load import LoadedModel, load_model
 from breakeven.engine.models.llama import LlamaModel
+from breakeven.engine.models.load import LoadedModel, load_model
 from breakeven.engine.request import SamplingParams
 from breakeven.train.fast_generate import FastGenerator, Generated, GenerationJob
 from breakeven.train.target import target_states
@@ -106,5 +106,3 @@ def test_taps_are_the_streams_that_transformers_calls_hidden_states(tiny_llama_d
     for index, boundary in enumerate((0, 2, 3)):
         torch.testing.assert_close(ours.taps[:, index].view(2, 11, -1), states[boundary], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours.hidden.view(2, 11, -1), states[4], rtol=1e-4, atol=1e-4)
-
-

@@ -104,9 +104,7 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 def _worker(rank: int, folder: str, port: int) -> None:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     optim = OPTIM.model_copy(update={"epochs": 2, "batch_tokens": 128})
     made = trainer(Path(folder), conversations(24, seed=2), optim, rank=rank, world=2)
     made.prepare()

@@ -21,7 +21,9 @@ FLAGS = [{}, {"norm_before_residual": True}, {"fc_norm": True, "norm_output": Tr
 
 def drafter(flags: dict[str, bool], seed: int = 0) -> DrafterModule:
     torch.manual_seed(seed)
-    module = DrafterModule(ShapeConfig(tap_boundaries=(1, 3, 5), num_heads=4, num_kv_heads=2, **flags).drafter(TINY, 17))
+    module = DrafterModule(
+        ShapeConfig(tap_boundaries=(1, 3, 5), num_heads=4, num_kv_heads=2, **flags).drafter(TINY, 17)
+    )
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if "norm" in name:
@@ -40,7 +42,7 @@ def draft_one_row(
     cos: torch.Tensor,
     sin: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One row of a drafter with an ordinary KV cache, head by head: the plainest reading of eagle3.md 1.3."""
+    """One row of a drafter with an ordinary KV cache, head by head: the plainest reading of EAGLE-3."""
     weights = dict(module.named_parameters())
     query, key, value, residual = module.qkv(weights, embedding[None, None], hidden[None, None])
     query, key = rotate(query, cos[position], sin[position]), rotate(key, cos[position], sin[position])
@@ -92,7 +94,11 @@ def test_merged_attention_and_its_gradients_are_those_of_one_softmax(later: int,
     def leaf(heads: int) -> torch.Tensor:
         return torch.randn(2, heads, 9, 8, generator=generator, requires_grad=True)
 
-    query, keys, values = leaf(4), [leaf(kv_heads) for _ in range(later + 1)], [leaf(kv_heads) for _ in range(later + 1)]
+    query, keys, values = (
+        leaf(4),
+        [leaf(kv_heads) for _ in range(later + 1)],
+        [leaf(kv_heads) for _ in range(later + 1)],
+    )
     upstream = torch.randn(2, 4, 9, 8, generator=generator)
     fold = 4 // kv_heads
     leaves = [query, *keys, *values]
@@ -127,9 +133,7 @@ def test_the_loss_and_its_gradients_are_those_of_autograd_over_whole_logits() ->
                 want = want - 0.8**step * weight[index] * (p[index] * log_q).sum() / 4.0
     torch.testing.assert_close(got.total, want)
     leaves = [*outputs, head]
-    for a, b in zip(
-        torch.autograd.grad(got.total, leaves), torch.autograd.grad(want, leaves), strict=True
-    ):
+    for a, b in zip(torch.autograd.grad(got.total, leaves), torch.autograd.grad(want, leaves), strict=True):
         torch.testing.assert_close(a, b)
     assert got.count.tolist() == [6, 5, 3]
 

@@ -62,7 +62,9 @@ def _config(path: Path | None) -> TrainConfig:
 def run(
     config: Annotated[Path, typer.Argument(help="Training file, or the name of a ready one: smollm2-135m, tiny.")],
     out: Annotated[Path, typer.Option(help="Directory of the run; an interrupted run goes on there.")],
-    stage: Annotated[list[StageName] | None, typer.Option(help="Only these stages; repeat.", show_default="all")] = None,
+    stage: Annotated[
+        list[StageName] | None, typer.Option(help="Only these stages; repeat.", show_default="all")
+    ] = None,
     max_seconds: Annotated[float | None, typer.Option(min=0, help="This call ends after so long (exit 75).")] = None,
     answer_seconds: Annotated[float | None, typer.Option(min=0, help="Time box of the answers stage.")] = None,
     train_seconds: Annotated[
@@ -76,6 +78,7 @@ def run(
         list[Path] | None, typer.Option(help="HumanEval, Spec-Bench or messages: evaluated on, never trained on.")
     ] = None,
     data: Annotated[list[Path] | None, typer.Option(help="Conversations (JSONL) to train on as well.")] = None,
+    target: Annotated[str | None, typer.Option(help="As of `serve --model`; replaces the file's.")] = None,
     train_on: Annotated[list[str] | None, typer.Option("--domain", help="Train on these domains only.")] = None,
 ) -> None:
     """Run all stages: prompts, answers, vocabulary, training, export, evaluation. Finished ones are not run again."""
@@ -91,6 +94,8 @@ def run(
             _fail(f"{path} does not exist")
     try:
         settings = _config(config)
+        if target is not None:
+            settings = settings.model_copy(update={"target": target})
         if train_on:
             unknown = [name for name in train_on if name not in DOMAINS]
             if unknown:

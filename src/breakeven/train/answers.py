@@ -71,7 +71,7 @@ def answer_jobs(
     jobs, left_out = [], 0
     for key, row in enumerate(rows):
         try:
-            ids = prompt_ids(tokenizer, row["messages"])
+            ids = row.get("prompt_ids") or prompt_ids(tokenizer, row["messages"])
         except ValueError:
             left_out += 1
             continue

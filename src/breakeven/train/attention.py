@@ -1,6 +1,6 @@
 """Attention of the training-time test: causal keys of step 0, and of each later step only the query's own row.
 
-Query i of step k sees the step-0 keys 0..i and, for 1 ≤ j ≤ k, the step-j key at i (eagle3.md 4). One softmax over
+Query i of step k sees the step-0 keys 0..i and, for 1 ≤ j ≤ k, the step-j key at i (EAGLE-3, arXiv 2503.01840, figure 6). One softmax over
 both. The causal part is a flash kernel; its log-sum-exp merges it with the few diagonal scores. Backward gives the
 kernel the merged output and log-sum-exp, with which its gradients of the causal part are those of the joint softmax:
 dS_ij = P_ij (dO·v_j − dO·O), and both P and O there are the merged ones.
@@ -61,9 +61,7 @@ class _Merged(torch.autograd.Function):
     """Causal part by kernel, diagonals by hand. own_keys and own_values [steps, batch, heads, rows, dim]."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, own_keys: Tensor, own_values: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
         scale = query.shape[-1] ** -0.5
         extra: tuple[Any, ...] = ()
         if query.device.type == "cpu":
@@ -80,10 +78,10 @@ class _Merged(torch.autograd.Function):
         out = base * (base_lse - lse).exp().unsqueeze(-1).to(base.dtype)
         probabilities = (scores - lse).exp()
         out = out + (probabilities.unsqueeze(-1).to(base.dtype) * own_values).sum(0)
-        out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, own_keys, own_values, out, lse, probabilities)
+        merged: Tensor = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, own_keys, own_values, merged, lse, probabilities)
         ctx.extra, ctx.scale = extra, scale
-        return out
+        return merged
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:

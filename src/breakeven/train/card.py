@@ -22,12 +22,25 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
     lines += [f"Made by `{card['command']}` ({card['hardware']}, seed {card['seed']}).", ""]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in card["facts"].items()]
-    lines += ["", "## Data", "", "Answers are the target's own. Prompts by source:", "", "| source | licence | prompts |"]
+    lines += [
+        "",
+        "## Data",
+        "",
+        "Answers are the target's own. Prompts by source:",
+        "",
+        "| source | licence | prompts |",
+    ]
     lines += ["|---|---|---|"]
     lines += [f"| {item['source']} | {item['licence']} | {item['prompts']} |" for item in card["data"]]
     if card.get("training"):
         last = card["training"][-1]
-        lines += ["", "## Training", "", "| depth | accuracy on held-out conversations | engine's replay |", "|---|---|---|"]
+        lines += [
+            "",
+            "## Training",
+            "",
+            "| depth | accuracy on held-out conversations | engine's replay |",
+            "|---|---|---|",
+        ]
         replay = card.get("replay") or []
         for depth, value in enumerate(last["accuracy"], 1):
             other = f"{replay[depth - 1]:.3f}" if depth <= len(replay) else "–"

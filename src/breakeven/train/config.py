@@ -24,30 +24,34 @@ class _Strict(BaseModel):
 class PromptsConfig(_Strict):
     """How many prompts of which domain, and from where. Shares are weights; they need not sum to 1."""
 
-    total: int = Field(60_000, ge=1)
-    self_prompts: int = Field(20_000, ge=0, description="prompts sampled from the target itself, beside `total`")
+    total: int = Field(default=60_000, ge=1)
+    self_prompts: int = Field(
+        default=20_000, ge=0, description="prompts sampled from the target itself, beside `total`"
+    )
     shares: dict[Domain, float] = {"coding": 0.4, "agentic": 0.15, "encyclopedic": 0.2, "chat": 0.25}
-    packages: tuple[str, ...] | None = Field(None, description="installed packages to read; None: permissive licences")
-    max_source_files: int = Field(4000, ge=0)
-    max_characters: int = Field(1600, ge=80, description="longer prompts are left out")
+    packages: tuple[str, ...] | None = Field(
+        default=None, description="installed packages to read; None: permissive licences"
+    )
+    max_source_files: int = Field(default=4000, ge=0)
+    max_characters: int = Field(default=1600, ge=80, description="longer prompts are left out")
 
 
 class AnswersConfig(_Strict):
     """How the target answers. `time_share` of the whole run's time box at most; unanswered prompts are left out."""
 
-    max_tokens: int = Field(384, ge=1)
-    max_prompt_tokens: int = Field(384, ge=1)
-    greedy_share: float = Field(0.4, ge=0, le=1)
+    max_tokens: int = Field(default=384, ge=1)
+    max_prompt_tokens: int = Field(default=384, ge=1)
+    greedy_share: float = Field(default=0.4, ge=0, le=1)
     temperatures: tuple[float, ...] = (0.7, 1.0)
-    slots: int = Field(2048, ge=1, description="sequences generated side by side")
-    steps_per_sync: int = Field(16, ge=1)
-    shard_megabytes: float = Field(12.0, gt=0, le=100)
+    slots: int = Field(default=2048, ge=1, description="sequences generated side by side")
+    steps_per_sync: int = Field(default=16, ge=1)
+    shard_megabytes: float = Field(default=12.0, gt=0, le=100)
 
 
 class VocabConfig(_Strict):
     """Size of the draft vocabulary that is trained; exports may prune it."""
 
-    size: int = Field(32_768, ge=1)
+    size: int = Field(default=32_768, ge=1)
 
 
 class ShapeConfig(_Strict):
@@ -57,7 +61,7 @@ class ShapeConfig(_Strict):
     num_heads: int | None = None
     num_kv_heads: int | None = None
     head_dim: int | None = None
-    tap_boundaries: tuple[int, int, int] | None = Field(None, description="None: 2, n/2 and n-3 layers")
+    tap_boundaries: tuple[int, int, int] | None = Field(default=None, description="None: 2, n/2 and n-3 layers")
     norm_before_residual: bool = False
     fc_norm: bool = False
     norm_output: bool = False
@@ -88,25 +92,25 @@ class ShapeConfig(_Strict):
 class OptimConfig(_Strict):
     """Training-time test and optimiser. Tokens count padding out."""
 
-    unrolled_steps: int = Field(7, ge=1)
-    step_decay: float = Field(0.8, gt=0, le=1)
-    max_length: int = Field(768, ge=8, description="longer conversations are cut")
-    batch_tokens: int = Field(16_384, ge=8, description="per step and process")
-    micro_batch_tokens: int = Field(16_384, ge=8)
-    epochs: float = Field(3, gt=0, description="a time box may end it earlier, with the whole schedule inside")
-    lr: float = Field(2e-3, gt=0)
-    head_lr: float = Field(1e-3, gt=0)
-    warmup_share: float = Field(0.02, ge=0, lt=1)
-    final_lr_share: float = Field(0.02, ge=0, le=1)
-    clip: float = Field(0.5, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    unrolled_steps: int = Field(default=7, ge=1)
+    step_decay: float = Field(default=0.8, gt=0, le=1)
+    max_length: int = Field(default=768, ge=8, description="longer conversations are cut")
+    batch_tokens: int = Field(default=16_384, ge=8, description="per step and process")
+    micro_batch_tokens: int = Field(default=16_384, ge=8)
+    epochs: float = Field(default=3, gt=0, description="a time box may end it earlier, with the whole schedule inside")
+    lr: float = Field(default=2e-3, gt=0)
+    head_lr: float = Field(default=1e-3, gt=0)
+    warmup_share: float = Field(default=0.02, ge=0, lt=1)
+    final_lr_share: float = Field(default=0.02, ge=0, le=1)
+    clip: float = Field(default=0.5, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
-    loop_weight: float = Field(1.0, ge=0, le=1, description="weight of tokens in loop tails; 0 leaves them out")
-    held_out_conversations: int = Field(128, ge=0)
-    log_every_seconds: float = Field(10, gt=0)
-    evaluate_every_seconds: float = Field(90, gt=0)
-    checkpoint_every_seconds: float = Field(120, gt=0)
-    compile: bool = Field(True, description="fuse the loss with torch.compile on CUDA; falls back to eager")
+    loop_weight: float = Field(default=1.0, ge=0, le=1, description="weight of tokens in loop tails; 0 leaves them out")
+    held_out_conversations: int = Field(default=128, ge=0)
+    log_every_seconds: float = Field(default=10, gt=0)
+    evaluate_every_seconds: float = Field(default=90, gt=0)
+    checkpoint_every_seconds: float = Field(default=120, gt=0)
+    compile: bool = Field(default=True, description="fuse the loss with torch.compile on CUDA; falls back to eager")
 
     @model_validator(mode="after")
     def _batches(self) -> OptimConfig:
@@ -128,14 +132,14 @@ class ExportConfig(_Strict):
 class EvaluateConfig(_Strict):
     """Evaluation through the engine, T=0."""
 
-    max_tokens: int = Field(256, ge=1)
-    max_running: int = Field(128, ge=1)
-    kv_cache_tokens: int = Field(131_072, ge=64)
+    max_tokens: int = Field(default=256, ge=1)
+    max_running: int = Field(default=128, ge=1)
+    kv_cache_tokens: int = Field(default=131_072, ge=64)
     shapes: tuple[tuple[str, int, int, int], ...] = Field(
-        (("chain 3", 3, 1, 4), ("chain 7", 7, 1, 8), ("tree 2/4/16", 2, 4, 16)),
+        default=(("chain 3", 3, 1, 4), ("chain 7", 7, 1, 8), ("tree 2/4/16", 2, 4, 16)),
         description="name, num_steps, eagle_topk, num_draft_tokens",
     )
-    bootstrap: int = Field(2000, ge=100)
+    bootstrap: int = Field(default=2000, ge=100)
     max_prompts: int | None = None
 
 
@@ -144,7 +148,7 @@ class TrainConfig(_Strict):
 
     target: str = "smollm2-135m"
     seed: int = 0
-    device: str = Field("auto", description="auto: cuda where there is one")
+    device: str = Field(default="auto", description="auto: cuda where there is one")
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     domains: tuple[Domain, ...] = DOMAINS
     prompts: PromptsConfig = PromptsConfig()

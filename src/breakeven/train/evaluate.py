@@ -172,8 +172,7 @@ def table_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
         cells = [name, str(prompts), f"{row['loops']['prompts'] / prompts:.0%}"]
         for shape in shapes:
             entry = tables[shape]["groups"].get(name)
-            for kind in ("all", "without_loops"):
-                cells.append("–" if entry is None else _cell(entry[kind]))
+            cells += ["–" if entry is None else _cell(entry[kind]) for kind in ("all", "without_loops")]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from breakeven.engine.models.llama import LlamaModel
-from breakeven.train.target import Attend, run_layers
+from breakeven.train.target import run_layers
 
 _BUCKET = 128  # lengths of the KV that a step reads are multiples of this
 _PREFILL_TOKENS = 32_768  # prompt tokens, padded, that one prefill handles
@@ -81,14 +82,14 @@ class FastGenerator:
         self._jobs: list[GenerationJob | None] = [None] * slots
         self._graphs: dict[int, Callable[[], None]] = {}
         self._use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # of the graphs' memory, once there is one
         self._max_new = max_new_tokens
         torch.manual_seed(seed)
 
     def fits(self, job: GenerationJob) -> bool:
         """Whether the prompt and its answer fit a slot."""
         return (
-            0 < len(job.prompt)
+            len(job.prompt) > 0
             and 0 < job.max_tokens <= self._max_new
             and len(job.prompt) + job.max_tokens <= self.max_length
         )
@@ -99,10 +100,12 @@ class FastGenerator:
         unfinished is dropped. ValueError for a job that does not fit."""
         waiting = iter(jobs)
         exhausted = False
+        finished: list[Generated] = []
         while True:
             if not keep_on():
                 self._active.zero_()
                 self._jobs = [None] * self.slots
+                yield from finished
                 return
             free = [slot for slot, job in enumerate(self._jobs) if job is None]
             refill: list[tuple[int, GenerationJob]] = []
@@ -119,13 +122,15 @@ class FastGenerator:
                     refill.append((free.pop(0), job))
             self._start(refill)
             if all(job is None for job in self._jobs):
+                yield from finished
                 return
             longest = int((self._position * self._active).max())
             bucket = min(-(-(longest + 1 + self.steps_per_sync) // _BUCKET) * _BUCKET, self.max_length)
             step = self._graph(bucket)
             for _ in range(self.steps_per_sync):
                 step()
-            yield from self._collect()
+            yield from finished  # the caller's work on them overlaps with the steps just launched
+            finished = self._collect()
 
     def _collect(self) -> list[Generated]:
         state = torch.stack((self._active.long(), self._count)).tolist()
@@ -212,7 +217,7 @@ class FastGenerator:
         """Record the step as a CUDA graph. Warm-up runs change the state, which is put back."""
         state = (self._current, self._position, self._active, self._count, self._out)
         saved = [tensor.clone() for tensor in state]
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
@@ -265,7 +270,7 @@ class FastGenerator:
 
 
 def _draw(logits: Tensor, inverse: Tensor, noise: Tensor) -> Tensor:
-    """argmax(logits / T + Gumbel noise): a draw from softmax(logits / T), or the argmax where noise is 0. int64 [rows]."""
+    """argmax(logits / T + Gumbel noise): drawn from softmax(logits / T), or the argmax where noise is 0; int64 [rows]."""
     scores = logits.float() * inverse.unsqueeze(1)
     exponential = torch.empty_like(scores).exponential_()
     gumbel = exponential.clamp_min_(1e-30).log_().mul_(-noise.unsqueeze(1))

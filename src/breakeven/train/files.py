@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """JSON lines, gzipped where the name ends in .gz (without a timestamp, so equal rows give equal bytes)."""
-    text = "".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows)
+    _write_lines(path, "".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows))
+
+
+def _write_lines(path: Path, text: str) -> None:
     data = text.encode("utf-8", "replace")
     if path.suffix == ".gz":
         buffer = io.BytesIO()
@@ -64,25 +68,36 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 class ShardWriter:
     """Rows into files `stem-00000.jsonl.gz`, `stem-00001…` of about `megabytes` uncompressed each.
 
-    A shard exists only when it is whole; what is buffered is written by `flush`.
+    A shard exists only when it is whole. Compression runs beside the caller; `close` writes the rest and waits.
     """
 
     def __init__(self, folder: Path, stem: str, megabytes: float, first: int = 0) -> None:
         self._folder, self._stem, self._limit = folder, stem, int(megabytes * 2**20)
-        self._rows: list[Mapping[str, Any]] = []
+        self._lines: list[str] = []
         self._size = 0
         self._index = first
+        self._pool = ThreadPoolExecutor(1)
+        self._writes: list[Future[None]] = []
 
     def add(self, row: Mapping[str, Any]) -> None:
-        self._rows.append(row)
-        self._size += len(json.dumps(row, ensure_ascii=False, separators=(",", ":")))
+        line = json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n"
+        self._lines.append(line)
+        self._size += len(line)
         if self._size >= self._limit:
-            self.flush()
+            self._flush()
 
-    def flush(self) -> None:
-        if self._rows:
-            write_rows(self._folder / f"{self._stem}-{self._index:05d}.jsonl.gz", self._rows)
-            self._rows, self._size = [], 0
+    def close(self) -> None:
+        """Write what is left, and raise what went wrong with earlier shards."""
+        self._flush()
+        self._pool.shutdown(wait=True)
+        for write in self._writes:
+            write.result()
+
+    def _flush(self) -> None:
+        if self._lines:
+            path = self._folder / f"{self._stem}-{self._index:05d}.jsonl.gz"
+            self._writes.append(self._pool.submit(_write_lines, path, "".join(self._lines)))
+            self._lines, self._size = [], 0
             self._index += 1
 
 

@@ -1,6 +1,6 @@
 """The drafter as a trainable module, its parameters under the checkpoint's own names; fp32 masters, any compute type.
 
-Structure: eagle3.md 1.2 and 1.3. The taps are scaled per channel by 1/rms before `fc` (SmolLM2's channels differ by
+Structure: EAGLE-3 (arXiv 2503.01840), as in the official code. The taps are scaled per channel by 1/rms before `fc` (SmolLM2's channels differ by
 two orders of magnitude); `export_weights` folds the scale into `fc.weight`, so a checkpoint shows nothing of it.
 """
 
@@ -91,9 +91,7 @@ class DrafterModule(nn.Module):
         """g [..., H] of target features [..., 3, H_target]."""
         config = self.config
         if config.fc_norm:
-            taps = torch.stack(
-                [self._norm(taps[..., i, :], weights[f"fc_norm.{i}.weight"]) for i in range(3)], dim=-2
-            )
+            taps = torch.stack([self._norm(taps[..., i, :], weights[f"fc_norm.{i}.weight"]) for i in range(3)], dim=-2)
         flat = taps.flatten(-2)
         if config.norm_before_fc:
             flat = self._norm(flat, weights["input_norm.weight"])
@@ -107,7 +105,7 @@ class DrafterModule(nn.Module):
 
         def heads(name: str, count: int) -> Tensor:
             projected = F.linear(x, weights[f"midlayer.self_attn.{name}.weight"])
-            return projected.unflatten(-1, (count, config.head_dim)).transpose(1, 2)
+            return projected.view(*projected.shape[:-1], count, config.head_dim).transpose(1, 2)
 
         return (
             heads("q_proj", config.num_heads),

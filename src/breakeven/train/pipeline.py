@@ -3,6 +3,7 @@ stage is not run again, an interrupted one goes on where it can."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import random
@@ -34,8 +35,8 @@ from breakeven.train.answers import (
 )
 from breakeven.train.card import write_card
 from breakeven.train.config import TrainConfig, fingerprint
-from breakeven.train.conversations import Conversation, encode_row
-from breakeven.train.evaluate import run_prompts, summarise
+from breakeven.train.conversations import Conversation, encode_row, prompt_ids
+from breakeven.train.evaluate import run_prompts, summarise, table_lines
 from breakeven.train.export import export_drafter
 from breakeven.train.fast_generate import FastGenerator
 from breakeven.train.files import Manifest, ShardWriter, read_rows, shards, write_bytes, write_json
@@ -52,6 +53,7 @@ from breakeven.train.vocab import choose_vocab, count_tokens, coverage
 Stage = Literal["prompts", "self-prompts", "answers", "vocab", "train", "export", "evaluate"]
 STAGES: tuple[Stage, ...] = ("prompts", "self-prompts", "answers", "vocab", "train", "export", "evaluate")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_LOOPS_SAMPLED = 2000  # conversations from which the share of loops is estimated
 _REPLAYED = 24  # held-out conversations that the replay gate goes through
 
 
@@ -209,7 +211,7 @@ class _Run:
         rows, report = build_prompts(
             self.config.prompts, self.config.domains, self.config.seed, texts, self.options.bfcl, self.reporter.log
         )
-        self._replace("prompts", [row.row() for row in rows])
+        self._replace("prompts", [self._with_ids(row.row()) for row in rows])
         return asdict(report)
 
     def _self_prompts(self) -> dict[str, Any]:
@@ -235,12 +237,14 @@ class _Run:
                     rows.append((answer.job.key, row))
                 self.reporter.advance(done, f"self-prompts: {done:,} of {count:,}")
         rows.sort(key=lambda item: item[0])
-        self._replace("self-prompts", [row.row() for _, row in rows])
+        self._replace("self-prompts", [self._with_ids(row.row()) for _, row in rows])
         return {"prompts": len(rows), "dropped": dropped}
 
     def _answers(self) -> dict[str, Any]:
         config, tokenizer = self.config.answers, self.loaded.tokenizer
-        rows = [row for stem in ("prompts", "self-prompts") for path in shards(self.out, stem) for row in read_rows(path)]
+        rows = [
+            row for stem in ("prompts", "self-prompts") for path in shards(self.out, stem) for row in read_rows(path)
+        ]
         if not rows:
             raise ConfigError(f"{self.out} holds no prompts; run the prompts stage first")
         random.Random(self.config.seed).shuffle(rows)
@@ -269,7 +273,7 @@ class _Run:
                 self.reporter.advance(
                     number, f"answers: {number:,} of {len(jobs):,}, {tokens:,} tokens, {rate:,.0f} tokens/s"
                 )
-        writer.flush()
+        writer.close()
         seconds = time.monotonic() - started
         self.reporter.log(f"answers: {tokens:,} tokens in {seconds:.1f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s")
         self._free()
@@ -290,12 +294,11 @@ class _Run:
         np.savez(self.out / ".vocab.partial.npz", target_ids=ids, counts=counts)
         (self.out / ".vocab.partial.npz").replace(self.out / "vocab.npz")
         greedy = [item for item in conversations if item.greedy]
-        looping = sum(loop_start(_answer(item)) is not None for item in greedy)
-        tail = 0
         learnt = int(counts.sum())
-        for item in conversations:
-            start = loop_start(_answer(item))
-            tail += 0 if start is None else len(_answer(item)) - start
+        sample = [_answer(item) for item in conversations[:: max(1, len(conversations) // _LOOPS_SAMPLED)]]
+        starts = [loop_start(answer) for answer in sample]
+        tail = sum(len(answer) - start for answer, start in zip(sample, starts, strict=True) if start is not None)
+        sampled_tokens = max(sum(len(answer) for answer in sample), 1)
         domains: dict[str, int] = {}
         for item in conversations:
             domains[item.domain] = domains.get(item.domain, 0) + 1
@@ -307,8 +310,8 @@ class _Run:
         return {
             "conversations": len(conversations), "learnt_tokens": learnt, "size": len(ids), "domains": domains,
             "coverage": round(coverage(counts, ids), 5), "greedy_answers": len(greedy),
-            "looping_share_of_greedy_answers": round(looping / max(len(greedy), 1), 4),
-            "loop_tail_share_of_tokens": round(tail / max(learnt, 1), 4), "decoded": decoded,
+            "looping_share_of_answers": round(sum(start is not None for start in starts) / max(len(sample), 1), 4),
+            "loop_tail_share_of_tokens": round(tail / sampled_tokens, 4), "decoded": decoded,
         }  # fmt: skip
 
     def _train(self) -> dict[str, Any]:
@@ -369,7 +372,9 @@ class _Run:
         prompts = [prompt for path in self.options.held_out for prompt in read_held_out(path)]
         limit = self.config.evaluate.max_prompts
         if limit is not None and len(prompts) > limit:
-            prompts = sorted(random.Random(self.config.seed).sample(prompts, limit), key=lambda item: (item.suite, item.id))
+            prompts = sorted(
+                random.Random(self.config.seed).sample(prompts, limit), key=lambda item: (item.suite, item.id)
+            )
         self._free()
         replay = self._replay()
         evaluation: dict[str, Any] = {}
@@ -405,9 +410,7 @@ class _Run:
         )
         replay = replay_accuracy(engine_side, self.model, chosen, optim.unrolled_steps, optim.max_length)
         target = FrozenTarget(self.model, shape, ids, optim)
-        trainer = Trainer(
-            module, target, chosen, chosen, optim, 0, self.out / "train", lambda line: None
-        )
+        trainer = Trainer(module, target, chosen, chosen, optim, 0, self.out / "train", lambda line: None)
         trained = trainer.evaluate().accuracy
         worst = max(abs(a - b) for a, b in zip(replay, trained, strict=True))
         self.reporter.log(
@@ -440,8 +443,10 @@ class _Run:
                     "prompts": summary("self-prompts")["prompts"],
                 }
             )
-        for path in self.options.data:
-            data.append({"source": path.name, "licence": "as given by its owner", "prompts": sum(1 for _ in read_rows(path))})
+        data += [
+            {"source": path.name, "licence": "as given by its owner", "prompts": sum(1 for _ in read_rows(path))}
+            for path in self.options.data
+        ]
         seconds = {name: record.seconds for name, record in stages.items()}
         facts = {
             "parameters": training.get("parameters"),
@@ -494,7 +499,14 @@ class _Run:
         writer = ShardWriter(self.out, stem, self.config.answers.shard_megabytes)
         for row in rows:
             writer.add(row)
-        writer.flush()
+        writer.close()
+
+    def _with_ids(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The row with the ids that the server computes for it, so that the answers stage need not."""
+        try:
+            return row | {"prompt_ids": prompt_ids(self.loaded.tokenizer, row["messages"])}
+        except ValueError:  # the template refuses these messages; the answers stage leaves them out
+            return row
 
     def _data(self) -> list[Conversation]:
         """All conversations, ours and given ones, in an order that depends on their ids alone."""
@@ -510,8 +522,8 @@ class _Run:
                         found[f"{item.domain}/{item.id}"] = item
             if not found:
                 raise ConfigError(
-                    f"{self.out} holds no answers for the domains {', '.join(self.config.domains)}; run the answers stage,"
-                    " or give conversations with --data"
+                    f"{self.out} holds no answers for the domains {', '.join(self.config.domains)}; run the answers "
+                    "stage, or give conversations with --data"
                 )
             self._conversations = [found[key] for key in sorted(found)]
         return self._conversations
@@ -543,19 +555,10 @@ class _Run:
 
     def _settings(self, folder: Path) -> str | None:
         path = folder / "settings.json"
-        row = next(iter(read_rows_of_json(path)), None) if path.is_file() else None
-        return None if row is None else str(row.get("hash"))
-
-
-def read_rows_of_json(path: Path) -> list[dict[str, Any]]:
-    """A JSON file that holds one object; [] if it is damaged."""
-    import json
-
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [value] if isinstance(value, dict) else []
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8"))["hash"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # missing or damaged: training starts anew
 
 
 def _answer(item: Conversation) -> Sequence[int]:
@@ -647,8 +650,6 @@ def evaluate_files(
     algorithm: Literal["eagle3", "ngram"],
 ) -> dict[str, Any]:
     """`breakeven train eval`: a drafter on held-out files; writes `evaluation.json` and `.md` into `out`."""
-    from breakeven.train.evaluate import table_lines
-
     wanted = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     loaded = load_model(target)
     prompts = [prompt for path in held_out for prompt in read_held_out(path)]

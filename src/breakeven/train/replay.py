@@ -66,7 +66,7 @@ def _replay_one(
         wanted |= learnt[row + 1 + step]
     roots = row[wanted]
     pages = torch.arange(num_pages + extra, device=device)
-    for part in roots.split(_ROOTS):
+    for part in torch.split(roots, _ROOTS):
         # slots 1..i are filed as seen from root i; the root's own row is among the drafted columns
         workspace = drafter.workspace(cache, pages.expand(len(part), -1), part + 1, steps)
         part_x, part_residual = x[part], residual[part]

@@ -1,7 +1,7 @@
 """The frozen target over dense rows: the engine's weights and formulas, with attention that needs no pages.
 
 The rounding of each operation is that of `LlamaModel.forward`, so that the features a drafter is trained on are those
-it gets when it is served (eagle3.md 4, trap 7).
+it gets when it is served.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def causal_attention(batch: int, length: int) -> Attend:
     return attend
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def target_states(model: LlamaModel, tokens: Tensor, taps: Sequence[int]) -> TargetStates:
     """Features of padded sequences: tokens int64 [batch, length] → taps [batch·length, 3, hidden], hidden."""
     batch, length = tokens.shape

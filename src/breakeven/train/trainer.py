@@ -94,9 +94,7 @@ def forward_batch(
     labels = target_labels(states.hidden[batch.places], target.head_in, target.head_out)
     size, length = batch.tokens.shape
     embedding = target.model.embedding
-    # tensors made in inference mode cannot be saved for backward: clones can
-    taps = states.taps.clone().view(size, length, *states.taps.shape[1:])
-    labels = type(labels)(labels.p.clone(), labels.known.clone(), labels.best.clone())
+    taps = states.taps.view(size, length, *states.taps.shape[1:])
     weights = drafter.compute_weights(embedding.dtype)
     outputs = unroll(
         drafter,
@@ -121,7 +119,7 @@ def forward_batch(
 
 
 def measure_tap_scale(target: FrozenTarget, batches: Sequence[Batch]) -> Tensor:
-    """1 / rms of each tapped channel [3·H_target] over the batches' learnt places; position 0 is an outlier, and out."""
+    """1 / rms of each tapped channel [3·H_target] over the batches' learnt places (position 0, an outlier, is none)."""
     total: Tensor | None = None
     count = 0
     for batch in batches:
@@ -133,7 +131,7 @@ def measure_tap_scale(target: FrozenTarget, batches: Sequence[Batch]) -> Tensor:
         count += chosen.shape[0]
     if total is None or count == 0:
         raise ConfigError("there are no learnt tokens in the training data; check its assistant turns")
-    return (total / count).clamp_min(1e-6).rsqrt().clone()
+    return (total / count).clamp_min(1e-6).rsqrt()
 
 
 class Trainer:
@@ -160,7 +158,8 @@ class Trainer:
         self.optim, self.seed, self.log, self.rank, self.world = optim, seed, log, rank, world
         self.checkpoint = folder / "checkpoint.pt"
         self.step, self.tokens, self.seconds = 0, 0, 0.0
-        head, others = [], []
+        head: list[torch.nn.Parameter] = []
+        others: list[torch.nn.Parameter] = []
         for name, parameter in drafter.named_parameters():
             (head if name == "lm_head.weight" else others).append(parameter)
         self.optimizer = torch.optim.AdamW(
@@ -251,7 +250,7 @@ class Trainer:
             self.tokens += tokens
             window_tokens += tokens
             if self.device.type == "cuda":  # one step in flight at most, so that the clock means something
-                event = torch.cuda.Event()
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()
                 if previous is not None:
                     previous.synchronize()
@@ -329,9 +328,7 @@ class Trainer:
         if self.world == 1:
             return
         parameters = list(self.drafter.parameters())
-        flat = torch.cat(
-            [(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in parameters]
-        )
+        flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in parameters])
         dist.all_reduce(flat)
         start = 0
         for parameter in parameters:

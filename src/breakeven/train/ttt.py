@@ -1,7 +1,8 @@
 """The training-time test: the drafter unrolled over its own outputs, and the loss against the target's distribution.
 
-Row i pairs the target's features h_i with the embedding of t_{i+1} and predicts t_{i+2}. At step k the row takes its own
-output of step k − 1 and the embedding of t_{i+1+k}, at rotary position i + k, and predicts t_{i+2+k} (eagle3.md 1.4, 4).
+Row i pairs the target's features h_i with the embedding of t_{i+1} and predicts t_{i+2}. At step k the row takes its
+own output of step k − 1 and the embedding of t_{i+1+k}, at rotary position i + k, and predicts t_{i+2+k} (EAGLE-3,
+arXiv 2503.01840, section 3.2).
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class TargetLabels:
     best: Tensor
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def target_labels(hidden: Tensor, head_in: Tensor, head_out: Tensor | None) -> TargetLabels:
     """hidden [M, H] normed; head_in [Vd, H] the target's head rows of the draft vocabulary, head_out the other rows."""
     rows = max(1, _LOGITS // max(head_in.shape[0], 1))

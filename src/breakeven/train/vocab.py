@@ -20,7 +20,7 @@ def count_tokens(conversations: Iterable[Conversation], vocab_size: int) -> NDAr
 
 
 def choose_vocab(counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """The `size` most frequent target ids, ascending; ties go to the lower id (eagle3.md 4, SpecForge's mapping)."""
+    """The `size` most frequent target ids, ascending; ties go to the lower id (as SpecForge maps them)."""
     if not 0 < size <= len(counts):
         raise ValueError(f"the draft vocabulary must have 1 to {len(counts)} tokens, asked for {size}")
     order = np.lexsort((np.arange(len(counts)), -counts))

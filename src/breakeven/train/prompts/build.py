@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ def build_prompts(
         log(f"prompts: {len(items):,} documented functions in {len(files):,} files of {len(packages)} packages")
     streams: dict[Domain, Callable[[int], Iterator[PromptRow]]] = {
         "coding": lambda count: coding_prompts(items, seed),
-        "agentic": lambda count: _chain(
+        "agentic": lambda count: _mixed(
             bfcl_prompts(bfcl, seed) if bfcl is not None else (), own_agentic_prompts(count * _ATTEMPTS, seed)
         ),
         "encyclopedic": lambda count: encyclopedic_prompts(count * _ATTEMPTS, seed),
@@ -84,9 +85,17 @@ def build_prompts(
     return rows, report
 
 
-def _chain(*parts: Iterable[PromptRow]) -> Iterator[PromptRow]:
-    for part in parts:
-        yield from part
+def _mixed(first: Iterable[PromptRow], second: Iterable[PromptRow]) -> Iterator[PromptRow]:
+    """Two of the first for one of the second; what is left of either at the end."""
+    one, other = iter(first), iter(second)
+    while True:
+        pair = list(itertools.islice(one, 2))
+        third = next(other, None)
+        if not pair and third is None:
+            return
+        yield from pair
+        if third is not None:
+            yield third
 
 
 class _Filter:

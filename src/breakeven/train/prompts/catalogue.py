@@ -1,5 +1,7 @@
 """Encyclopedic and chat prompts from word lists and forms of our own; and reading tasks over given passages."""
 
+# ruff: noqa: E501 - word lists
+
 from __future__ import annotations
 
 import random
@@ -69,7 +71,22 @@ ENCYCLOPEDIC_FORMS: tuple[str, ...] = (
     "is {topic} still important today", "Name three books or works about {topic} and say what they are about.",
 )  # fmt: skip
 
-_PEOPLE = ("Sara", "Ben", "Lucia", "Ahmed", "Yuki", "Nadia", "Leo", "Marta", "Samir", "Olga", "Priya", "Hugo", "Ayo", "Eva")
+_PEOPLE = (
+    "Sara",
+    "Ben",
+    "Lucia",
+    "Ahmed",
+    "Yuki",
+    "Nadia",
+    "Leo",
+    "Marta",
+    "Samir",
+    "Olga",
+    "Priya",
+    "Hugo",
+    "Ayo",
+    "Eva",
+)
 _THINGS = ("apples", "books", "marbles", "pens", "tickets", "cookies", "stickers", "eggs", "flowers", "coins", "bricks")
 _PLACES = ("a market", "a bakery", "school", "a library", "a farm", "a museum", "an office", "a garden", "a station")
 _ROLES = (
@@ -84,7 +101,19 @@ _KINDS = (
     "a limerick", "a diary entry", "a news report", "a review", "an advertisement", "a song", "an essay", "a fairy tale",
     "a press release", "an invitation", "a cover letter", "a complaint", "a thank-you note", "a recipe", "a travel guide",
 )  # fmt: skip
-_TONES = ("funny", "sad", "formal", "friendly", "dramatic", "simple", "poetic", "short", "persuasive", "mysterious", "calm")
+_TONES = (
+    "funny",
+    "sad",
+    "formal",
+    "friendly",
+    "dramatic",
+    "simple",
+    "poetic",
+    "short",
+    "persuasive",
+    "mysterious",
+    "calm",
+)
 _SITUATIONS = (
     "I have a job interview tomorrow and I am nervous.", "My neighbour plays loud music every night.",
     "I want to learn a new language but never find the time.", "My plants keep dying.", "I cannot fall asleep.",

@@ -45,13 +45,17 @@ def permissive_packages(names: Sequence[str] | None) -> dict[str, str]:
         name = meta["Name"]
         if name is None or name.lower() in _NEVER or (names is not None and name not in names):
             continue
-        parts = [meta.get("License-Expression") or "", (meta.get("License") or "")[:200]]
+        parts = [_field(meta, "License-Expression"), _field(meta, "License")[:200]]
         parts += [value for value in meta.get_all("Classifier") or [] if value.startswith("License ::")]
         licence = " ".join(parts)
         if _PERMISSIVE.search(licence) and not _RESTRICTED.search(licence):
             match = _PERMISSIVE.search(licence)
             found[name] = match.group(0) if match else ""
     return dict(sorted(found.items()))
+
+
+def _field(meta: metadata.PackageMetadata, name: str) -> str:
+    return meta[name] if name in meta else ""
 
 
 def source_files(packages: Sequence[str], limit: int, seed: int) -> list[tuple[str, Path]]:
@@ -68,9 +72,11 @@ def source_files(packages: Sequence[str], limit: int, seed: int) -> list[tuple[s
             listed = metadata.distribution(name).files or []
         except metadata.PackageNotFoundError:
             continue
-        for file in listed:
-            if file.suffix == ".py" and not {"test", "tests", "testing", "_vendor", "vendor"} & set(file.parts):
-                own.append((name, Path(str(file.locate()))))
+        own += [
+            (name, Path(str(file.locate())))
+            for file in listed
+            if file.suffix == ".py" and not {"test", "tests", "testing", "_vendor", "vendor"} & set(file.parts)
+        ]
     random.Random(seed).shuffle(own)
     files = sorted(files, key=lambda item: str(item[1]))
     return (files + own)[:limit]
@@ -247,7 +253,7 @@ def prose_passages(items: Sequence[Function], packages: Sequence[str]) -> list[t
     found: dict[str, str] = {}
     for name in packages:
         try:
-            description = metadata.metadata(name).get("Description") or ""
+            description = _field(metadata.metadata(name), "Description")
         except metadata.PackageNotFoundError:
             continue
         for paragraph in re.split(r"\n\s*\n", description):

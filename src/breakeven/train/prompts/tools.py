@@ -12,7 +12,7 @@ from breakeven.engine.config import ConfigError
 from breakeven.train.prompts.types import PromptRow, user
 
 _LEADS = (
-    "You can call these functions. Answer with a JSON list of calls, each with \"name\" and \"arguments\".",
+    'You can call these functions. Answer with a JSON list of calls, each with "name" and "arguments".',
     "You are an assistant with tools. Reply with the call that answers the request, as JSON.",
     "You have access to the following tools. Choose the right one and give its arguments in JSON.",
 )
