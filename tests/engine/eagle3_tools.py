@@ -101,7 +101,8 @@ def knowing_drafter(target: ModelConfig, weights: Mapping[str, Tensor]) -> Draft
 
     fc passes on the tapped embedding of t_{i-1} (boundary 0). The MLP is a table: unit j responds to the embedding of
     token j and writes that of f(j). So the output of row i holds the embedding of t_i = f(t_{i-1}), the target's own
-    head says f(t_i) of it, and as the next level's input it has the form that fc gives. Attention adds nothing.
+    head says f(t_i) of it, and as the next level's input it has the form that fc gives (the residual is normed, so that
+    what the table wrote outweighs what it was asked). Attention adds nothing.
     """
     embedding, head, norm = (
         weights["model.embed_tokens.weight"],
@@ -111,11 +112,12 @@ def knowing_drafter(target: ModelConfig, weights: Mapping[str, Tensor]) -> Draft
     vocab, width = embedding.shape
     unit = embedding / embedding.norm(dim=1, keepdim=True)
     following = (head @ (norm * unit).T).argmax(dim=0)
-    config = drafter_config(target, intermediate_size=vocab, draft_vocab_size=vocab - 40)
+    config = drafter_config(target, intermediate_size=vocab, draft_vocab_size=vocab - 40, norm_before_residual=True)
     random = dict(random_drafter(config).weights)
     kept = torch.arange(vocab)[40:]
     random |= {
         "fc.weight": torch.eye(width, 3 * width),
+        "midlayer.hidden_norm.weight": torch.ones(width),
         "midlayer.self_attn.o_proj.weight": torch.zeros(width, config.num_heads * config.head_dim),
         "midlayer.post_attention_layernorm.weight": torch.ones(width),
         "midlayer.mlp.gate_proj.weight": unit,

@@ -14,15 +14,24 @@ CHAIN = SpeculationConfig("ngram", num_steps=3, eagle_topk=1, num_draft_tokens=4
 TREE = SpeculationConfig("ngram", num_steps=4, eagle_topk=3, num_draft_tokens=10, ngram_min=1, ngram_max=3)
 
 
-class ModeController:
-    """`mode` says what every step uses; "switching" draws anew for each step."""
+EAGLE3 = {
+    "eagle3 chain": SpeculationConfig("eagle3", num_steps=3, eagle_topk=1, num_draft_tokens=4),
+    "eagle3 tree": SpeculationConfig("eagle3", num_steps=2, eagle_topk=4, num_draft_tokens=16),
+}
 
-    def __init__(self, seed: int = 0) -> None:
+
+class ModeController:
+    """`mode` says what every step uses; "switching" draws anew for each step, of those that the engine can serve."""
+
+    def __init__(self, seed: int = 0, *, eagle3: bool = False) -> None:
         self.mode = "off"
+        self._eagle3 = eagle3
         self._random = random.Random(seed)
 
     def choose(self, num_decoding: int) -> SpeculationConfig | None:
         modes: dict[str, SpeculationConfig | None] = {"off": None, "chain": CHAIN, "tree": TREE}
+        if self._eagle3:
+            modes |= EAGLE3
         return modes[self._random.choice(list(modes)) if self.mode == "switching" else self.mode]
 
 

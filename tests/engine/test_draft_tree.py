@@ -15,7 +15,7 @@ Path = tuple[int, ...]
 
 
 class Candidates:
-    """A random pool: log-probabilities by path, tokens distinct among siblings, coarse scores so that ties are common."""
+    """A random pool: log-probabilities by path, tokens distinct among siblings; `ties`: scores often alike."""
 
     def __init__(self, seed: int, levels: int, topk: int, *, ties: bool) -> None:
         rng = np.random.default_rng(seed)

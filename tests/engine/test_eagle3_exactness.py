@@ -27,8 +27,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from breakeven.engine.config import ConfigError, EngineConfig, SpeculationConfig
+from breakeven.engine.drafter_check import check_drafter
 from breakeven.engine.engine import Engine
 from breakeven.engine.models.drafter import Drafter, DrafterCheckpoint
+from breakeven.engine.models.drafter_save import save_drafter
 from breakeven.engine.models.load import LoadedModel, load_model
 from breakeven.engine.request import SamplingParams
 
@@ -124,7 +126,8 @@ def test_tokens_do_not_depend_on_eagle3(knowing: Rig, name: str, kind: str) -> N
     after = engine.stats().speculation
     assert tokens_of(drafted) == tokens_of(plain)
     accepted, drafts = after.accepted_tokens - before.accepted_tokens, after.drafts - before.drafts
-    assert accepted > (drafts if kind == "greedy" else drafts / 10), "too little was accepted: the test shows little"
+    assert accepted > drafts / (3 if kind == "greedy" else 10), "too little was accepted: the test shows little"
+    assert after.accepted_per_position[1] > 10, "no runs were accepted: the test shows little"
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -186,11 +189,7 @@ def test_an_end_of_sequence_inside_an_accepted_run_ends_the_request(model: Loade
     for place in range(2, 12):
         if free.ids[place] in free.ids[:place]:
             continue
-        engine.tokenizer = (
-            dataclasses.replace(model.tokenizer, eos_token_ids=(free.ids[place],))
-            if (dataclasses.is_dataclass(model.tokenizer))
-            else _WithEos(model, free.ids[place])
-        )
+        engine.tokenizer = _WithEos(model, free.ids[place])  # type: ignore[assignment]
         outcomes = []
         for current in ("off", "chain", "deep tree"):
             use(controller, current)
@@ -338,3 +337,26 @@ def test_a_drafter_that_cannot_belong_to_the_target_is_refused(
             torch.device("cpu"),
             model.weights(torch.float32)["lm_head.weight"],
         )
+
+
+def test_a_drafter_is_loaded_from_its_directory_and_self_tested(model: LoadedModel, tmp_path: Path) -> None:
+    weights = predictable_weights(model)
+    checkpoint = knowing_drafter(model.config, weights)
+    save_drafter(tmp_path, checkpoint.config, model.config, checkpoint.weights)
+    speculation = dataclasses.replace(CHAIN3, draft_model_path=str(tmp_path))
+    config = dataclasses.replace(TINY, speculation=speculation)
+    engine = Engine.from_pretrained(str(model.directory), config)
+    [result] = run_all(engine, [[11, 12, 13]], [GREEDY])
+    given_directly = Engine(model.config, model.tokenizer, model.weights(torch.float32), config, drafter=checkpoint)
+    [expected] = run_all(given_directly, [[11, 12, 13]], [GREEDY])
+    assert result.ids == expected.ids
+    assert result.last is not None
+    assert expected.last is not None
+    assert result.last.speculation == expected.last.speculation
+    assert check_drafter(engine).drafts > 50
+
+
+def test_without_a_drafter_in_the_box_one_must_be_named(model: LoadedModel) -> None:
+    config = dataclasses.replace(TINY, speculation=SpeculationConfig("eagle3"))
+    with pytest.raises(ConfigError, match=r"eagle3.*no drafter in the box.*--speculative-draft-model-path"):
+        Engine.from_pretrained(str(model.directory), config)

@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from eagle3_tools import drafter_config, random_drafter
 from engine_tools import ModeController, run_all
 
 from breakeven.engine.config import EngineConfig
 from breakeven.engine.engine import Engine
 from breakeven.engine.gumbel import uniform
+from breakeven.engine.models.drafter import DrafterCheckpoint
+from breakeven.engine.models.drafter_load import default_drafter, load_drafter
 from breakeven.engine.models.load import LoadedModel
 from breakeven.engine.request import SamplingParams
 from breakeven.engine.sampling import RowSpec, build_batch, profile, unique_tokens
@@ -48,6 +51,16 @@ def params_of(kind: str, count: int) -> list[SamplingParams]:
     return [dataclasses.replace(base, max_tokens=TOKENS, seed=seed) for seed in range(count)]
 
 
+def drafter_of(model: LoadedModel) -> DrafterCheckpoint:
+    """The drafter in the box; where there is none, one of random weights."""
+    directory = default_drafter("smollm2-135m")
+    if directory is None:
+        layers = model.config.num_layers
+        return random_drafter(drafter_config(model.config, (2, layers // 2, layers - 3), draft_vocab_size=8192))
+    loaded = load_drafter(directory, model.config)
+    return DrafterCheckpoint(loaded.config, loaded.weights(torch.float32))
+
+
 class Trial:
     """Two engines on the same weights: a roomy one, and one that chunks prompts and pre-empts."""
 
@@ -56,9 +69,10 @@ class Trial:
         weights = model.weights(torch.float32)
         roomy = EngineConfig(dtype="float32", kv_cache_tokens=65_536, max_running_requests=24, debug_checks=True)
         tight = dataclasses.replace(roomy, page_size=4, kv_cache_tokens=480, prefill_chunk=96, max_running_requests=12)
-        self.controller = ModeController()
-        self.roomy = Engine(model.config, model.tokenizer, weights, roomy, self.controller)
-        self.tight = Engine(model.config, model.tokenizer, weights, tight, self.controller)
+        self.controller = ModeController(eagle3=True)
+        drafter = drafter_of(model)
+        self.roomy = Engine(model.config, model.tokenizer, weights, roomy, self.controller, drafter)
+        self.tight = Engine(model.config, model.tokenizer, weights, tight, self.controller, drafter)
         self.flips = 0
 
     def compare(
@@ -110,7 +124,7 @@ def check_exactness(trial: Trial, kind: str, count: int, alone: int) -> None:
     expected = [r.ids for r in run_all(trial.roomy, prompts, params)]
     before = trial.tight.stats().preemptions
     runs = 0
-    for mode in ("off", "chain", "tree", "switching"):
+    for mode in ("off", "chain", "tree", "eagle3 chain", "eagle3 tree", "switching"):
         trial.controller.mode = mode
         crowded = run_all(trial.tight, prompts, params)
         trial.compare(prompts, params, expected, [r.ids for r in crowded])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -113,6 +116,27 @@ def test_what_the_engine_cannot_do_is_told_with_exit_code_two(monkeypatch: pytes
     result = run("--port", "0", "--speculative-algorithm", "eagle3", "--speculative-draft-model-path", "x")
     assert result.exit_code == 2
     assert "eagle3 is not available" in result.output
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [("truncated GGUF", "truncated"), ("no tokenizer", "tokenizer.json is missing")],
+)
+def test_a_damaged_model_is_one_line_and_exit_code_two(
+    tiny_llama_dir: Callable[..., Path], tmp_path: Path, damage: str, message: str
+) -> None:
+    if damage == "no tokenizer":
+        model = tmp_path / "model"
+        shutil.copytree(tiny_llama_dir(), model, ignore=shutil.ignore_patterns("tokenizer.json"))
+    else:
+        model = tmp_path / "model.gguf"
+        model.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\x02" + b"\x00" * 9)
+    command = [sys.executable, "-m", "breakeven.cli.main", "serve", "--model", str(model), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert str(model) in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

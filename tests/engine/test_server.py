@@ -22,8 +22,7 @@ import openai
 import pytest
 import uvicorn
 from fake_engine import FakeEngine, expected_text
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from server_tools import CHAT, COMPLETIONS, assert_error, events
 
 from breakeven import __version__
 from breakeven.engine.async_engine import AsyncEngine
@@ -32,7 +31,6 @@ from breakeven.engine.http.app import ServerState, create_app
 from breakeven.engine.openai_schema import CompletionBody, parse_body
 from breakeven.engine.server import bind
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SPECULATIVE = EngineConfig(speculation=SpeculationConfig("ngram", num_steps=3))
 
 
@@ -67,24 +65,6 @@ def post(fake: FakeEngine, path: str, body: Any, **options: Any) -> httpx.Respon
             return await client.post(path, content=content)
 
     return asyncio.run(main())
-
-
-def assert_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
-    """The response is an error in OpenAI's shape; its content."""
-    assert response.status_code == status, response.text
-    error: dict[str, Any] = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["message"]
-    if param is not None:
-        assert error["param"] == param
-    return error
-
-
-def events(text: str) -> list[Any]:
-    """The data of a stream's events; the final [DONE] as a string."""
-    assert text.endswith("\n\n")
-    data = [event.removeprefix("data: ") for event in text.split("\n\n")[:-1]]
-    return [item if item == "[DONE]" else json.loads(item) for item in data]
 
 
 def chat(content: Any = "hi", **fields: Any) -> dict[str, Any]:
@@ -794,108 +774,3 @@ def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
             bind("127.0.0.1", port)
-
-
-# ---- anything at all -------------------------------------------------------------------------------------------------
-
-FIELDS = sorted(
-    {
-        "model", "prompt", "messages", "stream", "stream_options", "n", "temperature", "top_p", "top_k", "min_p",
-        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids",
-        "max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "include_stop_str_in_output", "logprobs",
-        "top_logprobs", "echo", "suffix", "best_of", "tools", "response_format", "chat_template_kwargs",
-        "add_generation_prompt", "return_token_ids", "return_speculation", "unknown",
-    }
-)  # fmt: skip
-SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.integers(-2, 20) | st.floats() | st.floats(0, 1)
-    | st.text(st.characters(exclude_categories=[]), max_size=8)
-    | st.sampled_from(["fake", "user", "text", "1e999", "\ud800", 2**63, -(2**63), 10**400, 1e308, -0.0])
-)  # fmt: skip
-KEYS = st.sampled_from(["role", "content", "type", "text", "include_usage", "continuous_usage_stats", "1"]) | st.text(
-    max_size=4
-)
-VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=8
-)
-PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
-    "model": st.just("fake"),
-    "prompt": st.text(max_size=8)
-    | st.lists(st.text(max_size=4), max_size=3)
-    | st.lists(st.integers(-1, 258), max_size=4),
-    "messages": st.lists(
-        st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "nobody"]), "content": st.text(max_size=8)}),
-        max_size=3,
-    ),
-    "stream": st.booleans(),
-    "stream_options": st.fixed_dictionaries({"include_usage": st.booleans(), "continuous_usage_stats": st.booleans()}),
-    "n": st.integers(1, 4),
-    "max_tokens": st.integers(0, 20),
-    "logprobs": st.integers(0, 21) | st.booleans(),
-    "stop": st.text(max_size=2) | st.lists(st.text(max_size=2), max_size=3),
-    "temperature": st.floats(0, 2),
-    "seed": st.integers(),
-}
-OBJECTS = st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, VALUES)) | st.fixed_dictionaries(
-    {}, optional=PLAUSIBLE | dict.fromkeys(("unknown", "logit_bias", "chat_template_kwargs", "top_k"), VALUES)
-)
-BODIES = st.one_of(
-    OBJECTS.map(lambda value: json.dumps(value).encode()),
-    OBJECTS.map(lambda value: json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")),
-    VALUES.map(lambda value: json.dumps(value).encode()),
-    st.binary(max_size=40),
-)
-
-
-class Fuzzed:
-    """One engine and one application for all examples."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.fake = FakeEngine(config=SPECULATIVE, tokens_per_step=2, natural_length=30)
-        self.loop.run_until_complete(self._start())
-
-    async def _start(self) -> None:
-        self.state = ServerState(model_names=("fake",))
-        self.state.engine = self.engine = AsyncEngine(self.fake, queue_policy="wait")
-        transport = httpx.ASGITransport(create_app(self.state), raise_app_exceptions=False)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
-
-    async def send(self, path: str, body: bytes) -> httpx.Response:
-        async with asyncio.timeout(20):
-            response = await self.client.post(path, content=body)
-            await self.engine.stats()  # returns after the engine has seen every abort
-            return response
-
-    def close(self) -> None:
-        self.loop.run_until_complete(self.engine.stop())
-        self.loop.close()
-
-
-@pytest.fixture(scope="module")
-def fuzzed() -> Iterator[Fuzzed]:
-    server = Fuzzed()
-    yield server
-    server.close()
-
-
-@settings(
-    max_examples=int(os.environ.get("BREAKEVEN_FUZZ_EXAMPLES", "300")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.large_base_example],
-)
-@given(path=st.sampled_from([COMPLETIONS, CHAT]), body=BODIES)
-def test_no_body_gives_500_hangs_or_leaves_anything_in_the_engine(fuzzed: Fuzzed, path: str, body: bytes) -> None:
-    response = fuzzed.loop.run_until_complete(fuzzed.send(path, body))
-    if response.status_code == 200:
-        assert '"error"' not in response.text.partition("data: [DONE]")[2]
-        if response.headers["content-type"].startswith("text/event-stream"):
-            assert events(response.text)[-1] == "[DONE]"
-        else:
-            assert response.json()["choices"]
-    else:
-        assert response.status_code in (400, 404), response.text
-        assert_error(response, response.status_code)
-    assert fuzzed.fake.sequences == {}
-    assert fuzzed.engine.in_flight == 0
-    assert fuzzed.engine.healthy

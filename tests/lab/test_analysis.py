@@ -307,3 +307,11 @@ def test_the_schema_page_is_generated_from_the_models() -> None:
     page = (ROOT / "docs" / "summary-schema.md").read_text(encoding="utf-8")
     assert page == schema_markdown(), "python -m breakeven.lab.report.schema > docs/summary-schema.md"
     assert all(f"| `{name}` |" in page for name in (*Summary.model_fields, *Comparison.model_fields))
+
+
+def test_an_attached_arm_is_said_not_to_be_launched_anew(quiet: Summary) -> None:
+    assert not [lint for lint in quiet.lints if "attached" in lint.message]
+    arms = {"off": {"type": "attach", "url": "http://a"}, "ngram": {"type": "embedded"}}
+    found = [lint.message for lint in summary_of(a_run(noise=0.0), arms=arms).lints if "attached" in lint.message]
+    assert len(found) == 1
+    assert found[0].startswith("off: attached, so not launched anew")

@@ -9,7 +9,7 @@ import pytest
 from run_helpers import campaign, mock_arm
 
 from breakeven.lab.campaign import Campaign
-from breakeven.lab.plan import Forecast, Schedule, assumed_cell_s, build_schedule, cell_salt, load_suites
+from breakeven.lab.plan import Forecast, Schedule, assumed_cell_s, build_schedule, cell_salt, detectable, load_suites
 from breakeven.lab.records import CellKey
 from breakeven.lab.workload.prompt import Prompt, PromptError, make_suite
 
@@ -131,3 +131,10 @@ def test_the_forecast_begins_with_the_assumptions_and_then_follows_what_was_meas
     forecast.launch_took(3.0)
     expected = 2 * assumed_cell_s(given, 1) + 2 * assumed_cell_s(given, 3) + 6.0
     assert forecast.remaining_s([one, other], 2) == pytest.approx(expected)
+
+
+def test_the_smallest_effect_shown_shrinks_with_blocks_and_one_block_shows_none() -> None:
+    assert detectable(campaign(blocks=1)) == []
+    few, many = detectable(campaign(blocks=3)), detectable(campaign(blocks=12))
+    assert [scatter for scatter, _ in few] == [scatter for scatter, _ in many]
+    assert all(large > small > 0 for (_, large), (_, small) in zip(few, many, strict=True))

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import synthetic
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from breakeven.lab.analysis import summarise
 from breakeven.lab.records import RecordError
-from breakeven.lab.report import print_summary, words, write_reports
+from breakeven.lab.report import plots, print_summary, words, write_reports
 from breakeven.lab.report.html import page
 from breakeven.lab.report.markdown import markdown
 from breakeven.lab.summary import BreakEvenSummary, Summary
@@ -82,7 +83,7 @@ def test_the_page_has_every_section_once_and_a_chart_in_each_that_needs_one(good
     assert labels == [
         "Throughput over load", "ngram against off", "Time to first token (TTFT)", "Time per output token (TPOT)",
         *(f"TTFT, {n}" for n in ("1 stream", "2 streams", "5 streams", "10 streams")),
-        *(f"latency, {n}" for n in ("1 stream", "2 streams", "5 streams", "10 streams")),
+        *(f"Latency, {n}" for n in ("1 stream", "2 streams", "5 streams", "10 streams")),
         "Acceptance length over load", "Acceptance by position",
     ]  # fmt: skip
 
@@ -274,3 +275,24 @@ def test_a_report_that_cannot_be_written_names_its_file(tmp_path: Path, good: Su
     with pytest.raises(RecordError, match=r"summary\.json cannot be written"):
         write_reports(run, good)
     assert not [p for p in run.path.iterdir() if p.name.startswith(".tmp")]
+
+
+def test_an_interval_that_leaves_the_picture_ends_in_an_arrow_and_the_caption_says_so() -> None:
+    given = synthetic.campaign(blocks=2)
+    records = synthetic.cells(given, synthetic.by_level(synthetic.EXAMPLE_RATIOS), noise=0.5, seed=1)
+    wide = plots.throughput(summarise(given, synthetic.ENVIRONMENT, records))
+    assert "An arrow" in wide.caption
+    narrow = plots.throughput(summarise(given, synthetic.ENVIRONMENT, synthetic.cells(
+        given, synthetic.by_level(synthetic.EXAMPLE_RATIOS), noise=0.001, seed=1)))  # fmt: skip
+    assert "An arrow" not in narrow.caption
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(40.0, 2500.0), (1.0, 20.0), (0.5, 90_000.0), (90.0, 1600.0), (0.02, 0.9), (7.0, 7.1e6)]
+)
+def test_a_small_log_axis_has_few_ticks_which_do_not_touch(low: float, high: float) -> None:
+    axes = Figure().add_subplot()
+    plots._logarithmic(axes, "x", low, high, most=4)
+    assert 1 <= len(axes.get_xticks()) <= 8
+    if high / low < 1000:
+        assert len(axes.get_xticks()) <= 4

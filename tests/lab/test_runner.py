@@ -346,6 +346,8 @@ def test_plan_shows_commands_schedule_and_duration_and_starts_nothing(tmp_path: 
     assert "4 launches, 8 cells, 24 requests" in result.output
     assert "breakeven.lab.mock" in result.output
     assert "Expected duration: about" in result.output
+    assert "Smallest change of throughput that 2 blocks show" in result.output
+    assert "Requests in a cell, by streams: 3 at 1, 3 at 3" in result.output
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def _report(directory: RunDirectory) -> None:
 
 def _print_plan(campaign: Campaign, schedule: Schedule) -> None:
     from breakeven.lab.arms import make_arm
-    from breakeven.lab.plan import assumed_cell_s, assumed_launch_s
+    from breakeven.lab.plan import assumed_cell_s, assumed_launch_s, detectable
     from breakeven.lab.progress import duration
 
     console = Console()
@@ -226,9 +226,17 @@ def _print_plan(campaign: Campaign, schedule: Schedule) -> None:
     typer.echo("")
     console.print(table)
     sizes = ", ".join(f"{campaign.requests.at(level)} at {level}" for level in sorted(campaign.levels))
-    typer.echo(f"\nRequests in a cell: {sizes} (streams)")
+    typer.echo(f"\nRequests in a cell, by streams: {sizes}")
     for note in schedule.notes:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
+    can_show = ", ".join(
+        f"{effect:.0%} if launches scatter by {scatter:.0%}" for scatter, effect in detectable(campaign)
+    )
+    typer.echo(
+        f"Smallest change of throughput that {campaign.blocks} blocks show with 80% probability: {can_show}"
+        if can_show
+        else "One block gives no interval, and every verdict will be undecided: use at least two, better five"
+    )
     total = sum(assumed_cell_s(campaign, c.key.level) for c in cells)
     total += len(schedule.launches) * assumed_launch_s(campaign)
     assumed = campaign.assumptions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ from breakeven.engine.taps import FeatureTaps
 from breakeven.engine.tokenizer import IncrementalDetokenizer, Tokenizer
 from breakeven.engine.tree import DraftTree
 from breakeven.engine.verify import Accepted, walk
+
+logger = logging.getLogger("breakeven.engine")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -400,10 +403,12 @@ def _load_drafter(
     directory = speculation.draft_model_path or default_drafter(name_or_path)
     if directory is None:
         raise ConfigError(
-            f"speculative algorithm 'eagle3': there is no drafter in the box for {name_or_path!r}; name the directory of "
-            "one that was trained for it with --speculative-draft-model-path"
+            f"speculative algorithm 'eagle3': there is no drafter in the box for {name_or_path!r}; name the directory "
+            "of one that was trained for it with --speculative-draft-model-path"
         )
-    loaded = load_drafter(directory, target)
+    loaded = load_drafter(directory, target, layer_ids=speculation.draft_layer_ids)
+    for note in loaded.notes:
+        logger.info("drafter: %s", note)
     return DrafterCheckpoint(loaded.config, loaded.weights(dtype))
 
 

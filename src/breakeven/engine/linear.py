@@ -18,6 +18,11 @@ def _can_pack(weight: Tensor) -> bool:
     )
 
 
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    return packed
+
+
 class Linear:
     """y = x W^T + b. weight [out, in], bias [out] or None; x [rows, in]."""
 
@@ -26,9 +31,7 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.bias = bias
         self.weight = weight
-        self._packed: Tensor | None = None
-        if _can_pack(weight):
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self._packed = _pack(weight) if _can_pack(weight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed is not None:
@@ -38,4 +41,35 @@ class Linear:
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """y + residual [rows, out]."""
+        if self._packed is not None:
+            total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self.bias, "add")
+            return total
         return self(x).add_(residual)
+
+
+class GatedUnit:
+    """silu(x G^T) * (x U^T), the input half of a SwiGLU block. gate and up [width, in], biases [width] or None.
+
+    Packed, the two products stay apart and oneDNN applies the activation and the product as it writes each result
+    out: less is written, and two matrices of this shape read faster than one of twice the height. Elsewhere they are
+    one matrix, to be one launch.
+    """
+
+    __slots__ = ("_gate", "_gate_bias", "_joined", "_up", "_up_bias")
+
+    def __init__(self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None) -> None:
+        self._joined: Linear | None = None
+        if _can_pack(gate):
+            self._gate, self._up = _pack(gate), _pack(up)
+            self._gate_bias, self._up_bias = gate_bias, up_bias
+        else:
+            biases = [bias for bias in (gate_bias, up_bias) if bias is not None]
+            self._joined = Linear(torch.cat((gate, up)), torch.cat(biases) if biases else None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._joined is not None:
+            gate, up = self._joined(x).chunk(2, dim=-1)
+            return F.silu(gate) * up
+        activated = torch.ops.mkldnn._linear_pointwise(x, self._gate, self._gate_bias, "swish", [], "")
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, activated, self._up, self._up_bias, "mul")
+        return product

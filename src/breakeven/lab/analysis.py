@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breakeven import __version__
-from breakeven.lab.campaign import Campaign
+from breakeven.lab.campaign import AttachArm, Campaign
 from breakeven.lab.client.types import RequestResult
 from breakeven.lab.metrics import CellMetrics, acceptance, agreement, cell_metrics, is_valid
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
@@ -574,6 +574,15 @@ def _lints(
         if cell.valid and cell.metrics.throughput_tok_s.value is None:
             where[f"no throughput: {cell.metrics.throughput_tok_s.note}"].append(cell.key.id)
     lints = [Lint(message=message, cells=names) for message, names in where.items()]
+    attached = [name for name, arm in campaign.arms.items() if isinstance(arm, AttachArm)]
+    if attached:
+        lints.append(
+            Lint(
+                message=f"{', '.join(attached)}: attached, so not launched anew for each block; the intervals hold the"
+                " scatter of one launch over time, not that between launches",
+                cells=[],
+            )
+        )
     for arm in _arms(campaign):
         for level in sorted(campaign.levels):
             lints += _length_lint(campaign, conditions, arm, level, valid)

@@ -26,6 +26,7 @@ from breakeven.lab.design import (
     stable_shuffle,
 )
 from breakeven.lab.records import CellKey
+from breakeven.lab.stats.power import smallest_detectable
 from breakeven.lab.workload.prompt import Prompt, PromptError, Suite, make_suite
 from breakeven.lab.workload.suite import load_suite, read_prompts_file
 
@@ -187,7 +188,19 @@ def cell_salt(campaign: Campaign, key: CellKey, run_id: str) -> str:
     return f"{number:012d}"
 
 
-# Duration
+# What it can show, and how long it takes
+
+_LAUNCH_SCATTER = (0.01, 0.03, 0.10)  # standard deviations of a block's log ratio: quiet, usual, shared machine
+
+
+def detectable(campaign: Campaign) -> list[tuple[float, float]]:
+    """(scatter of the blocks' ratios, smallest effect shown with 80% probability), both shares; [] with one block."""
+    found = []
+    for scatter in _LAUNCH_SCATTER:
+        effect = smallest_detectable(scatter, campaign.blocks, campaign.confidence)
+        if effect is not None:
+            found.append((scatter, effect))
+    return found
 
 
 def assumed_cell_s(campaign: Campaign, level: int) -> float:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from breakeven.engine.async_engine import EngineUnavailable, InvalidRequest, QueueFull, RequestFailed
 from breakeven.engine.openai_schema import ParameterError
+
+logger = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "service_unavailable"}
 
@@ -58,3 +61,12 @@ def api_error(error: Exception) -> ApiError | None:
         case RequestFailed():
             return ApiError(500, str(error), code="request_failed")
     return None
+
+
+def answer_to(error: Exception, what: str) -> ApiError:
+    """The answer to any error; a defect of ours is logged (`what` failed) and told as no more than a 500."""
+    answer = api_error(error)
+    if answer is None:
+        logger.error("%s failed", what, exc_info=error)
+        answer = ApiError(500, "internal error; the server's log has the details")
+    return answer

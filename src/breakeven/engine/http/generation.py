@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,13 +10,11 @@ from collections.abc import Callable, Sequence
 from starlette.types import Receive, Scope, Send
 
 from breakeven.engine.async_engine import AsyncEngine, GenerationRequest, RequestFailed, RequestStream
-from breakeven.engine.http.errors import ApiError, api_error
+from breakeven.engine.http.errors import answer_to
 from breakeven.engine.http.formats import DONE, Choice, ResponseFormat, Usage, add_speculation
 from breakeven.engine.http.wire import ClientGoneError, read_body, run_until_disconnect, send_answer, send_error
 from breakeven.engine.openai_schema import ChatBody, CompletionBody, GenerationBody, ParameterError, parse_body
 from breakeven.engine.request import RequestOutput, SpeculationStats
-
-logger = logging.getLogger(__name__)
 
 _LONG_TEXT = 16_384  # characters from which tokenising leaves the event loop
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -46,11 +43,7 @@ class GenerationEndpoint:
             except ClientGoneError:
                 return
             except Exception as error:
-                answer = api_error(error)
-                if answer is None:
-                    logger.exception("a request failed")
-                    answer = ApiError(500, "internal error; the server's log has the details")
-                await send_error(send, answer)
+                await send_error(send, answer_to(error, "a request"))
         except OSError:
             return  # the connection broke while we answered
 
@@ -173,9 +166,5 @@ async def _stream(
     except OSError:
         raise
     except Exception as error:
-        answer = api_error(error)
-        if answer is None:
-            logger.exception("a stream failed")
-            answer = ApiError(500, "internal error; the server's log has the details")
-        last = b"data: " + answer.json() + b"\n\n"
+        last = b"data: " + answer_to(error, "a stream").json() + b"\n\n"
     await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from breakeven.engine.attention import AttentionPlan, KVCache, attend
 from breakeven.engine.config import ModelConfig
-from breakeven.engine.linear import Linear
+from breakeven.engine.linear import GatedUnit, Linear
 from breakeven.engine.taps import FeatureTaps
 
 
@@ -43,19 +43,21 @@ def rope_tables(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding, halves convention. x [rows, heads, head_dim]; cos and sin [rows, 1, head_dim]."""
     half = x.shape[-1] // 2
-    swapped = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return torch.addcmul(x * cos, swapped, sin)
+    rotated = x * cos
+    rotated[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    rotated[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return rotated
 
 
 @dataclass(slots=True)
 class Layer:
-    """Weights of one decoder layer; q, k and v are one matrix, gate and up another."""
+    """Weights of one decoder layer; q, k and v are one matrix."""
 
     input_norm: Tensor
     qkv: Linear
     output: Linear
     post_norm: Tensor
-    gate_up: Linear
+    gated: GatedUnit
     down: Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
@@ -69,6 +71,9 @@ class LlamaModel:
 
         def get(name: str) -> Tensor:
             return weights[name].to(device)
+
+        def optional(name: str) -> Tensor | None:
+            return get(name) if name in weights else None
 
         def joined(prefix: str, parts: Sequence[str]) -> Linear:
             weight = torch.cat([get(f"{prefix}.{part}.weight") for part in parts])
@@ -85,7 +90,12 @@ class LlamaModel:
                     qkv=joined(f"{base}.self_attn", ("q_proj", "k_proj", "v_proj")),
                     output=joined(f"{base}.self_attn", ("o_proj",)),
                     post_norm=get(f"{base}.post_attention_layernorm.weight"),
-                    gate_up=joined(f"{base}.mlp", ("gate_proj", "up_proj")),
+                    gated=GatedUnit(
+                        get(f"{base}.mlp.gate_proj.weight"),
+                        get(f"{base}.mlp.up_proj.weight"),
+                        optional(f"{base}.mlp.gate_proj.bias"),
+                        optional(f"{base}.mlp.up_proj.bias"),
+                    ),
                     down=joined(f"{base}.mlp", ("down_proj",)),
                     q_norm=get(f"{base}.self_attn.q_norm.weight") if config.qk_norm else None,
                     k_norm=get(f"{base}.self_attn.k_norm.weight") if config.qk_norm else None,
@@ -135,8 +145,7 @@ class LlamaModel:
             attended = attend(query, index, plan, cache)
             hidden = layer.output.add(attended.reshape(rows, heads * dim), hidden)
             normed = F.rms_norm(hidden, (config.hidden_size,), layer.post_norm, eps)
-            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-            hidden = layer.down.add(F.silu(gate) * up, hidden)
+            hidden = layer.down.add(layer.gated(normed), hidden)
         if taps is not None and tap_last:
             taps.record(len(self.layers), hidden)
         if sampled_rows is not None:

@@ -120,7 +120,7 @@ def _chain(round_: _Round, drafter: Drafter, levels: int) -> Tensor:
     level = round_.root
     tokens: list[Tensor] = []
     for depth in range(1, levels + 1):
-        tokens.append(drafter.target_ids[level.logits.argmax(dim=-1)])
+        tokens.append(drafter.target_ids[level.logits.max(dim=-1).indices])
         if depth < levels:
             level = round_.next(depth, level.hidden, tokens[-1], None)
     return torch.stack(tokens, dim=1).cpu()

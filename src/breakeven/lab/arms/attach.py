@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from breakeven.lab.arms.base import Probe, Ready, StartError
-from breakeven.lab.arms.http import HttpOptions, HttpServer, authorised, base_url
+from breakeven.lab.arms.http import HttpArm, HttpOptions, HttpServer, authorised, base_url
 from breakeven.lab.arms.process import StopReport
-from breakeven.lab.arms.prometheus import Series
 from breakeven.lab.campaign import AttachArm
-from breakeven.lab.client.types import Endpoint
 
 
-class Attached:
+class Attached(HttpArm):
     """The arm for a URL. `start` only looks whether the key is there; `stop` leaves the server running."""
 
     def __init__(self, name: str, config: AttachArm) -> None:
-        self.name = name
+        super().__init__(name)
         self.can_reset = config.can_reset
         self.continuous_usage = config.continuous_usage
         self._config = config
-        self._http: HttpServer | None = None
 
     def command(self) -> tuple[str, ...]:
         return ()
@@ -45,20 +41,6 @@ class Attached:
     def wait_ready(self, probe: Probe) -> Ready:
         return self._server().wait_ready(probe, self._config.startup_timeout_s, lambda: None)
 
-    def _server(self) -> HttpServer:
-        if self._http is None:
-            raise StartError(f"{self.name}: not started")
-        return self._http
-
-    def endpoint(self, route: str) -> Endpoint:
-        return self._server().endpoint(route)
-
-    def reset(self) -> None:
-        self._server().reset()
-
-    def counters(self) -> Mapping[Series, float] | None:
-        return self._server().counters()
-
     def alive(self) -> bool:
         return self._http is not None and self._http.answers()
 
@@ -66,7 +48,5 @@ class Attached:
         return f"{self._config.url} no longer answers"
 
     def stop(self) -> StopReport:
-        if self._http is not None:
-            self._http.close()
-            self._http = None
+        self._hang_up()
         return StopReport(None, False, 0.0)

@@ -195,6 +195,33 @@ class HttpServer:
         return True
 
 
+class HttpArm:
+    """What every arm does over HTTP once `start` has made its `_http`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._http: HttpServer | None = None
+
+    def _server(self) -> HttpServer:
+        if self._http is None:
+            raise StartError(f"{self.name}: the server has not been started")
+        return self._http
+
+    def endpoint(self, route: str) -> Endpoint:
+        return self._server().endpoint(route)
+
+    def reset(self) -> None:
+        self._server().reset()
+
+    def counters(self) -> Mapping[Series, float] | None:
+        return self._server().counters()
+
+    def _hang_up(self) -> None:
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+
 def _says_no(answer: httpx.Response) -> bool:
     try:
         body: Any = answer.json()

@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from breakeven.lab.arms.base import Probe, Ready, StartError
-from breakeven.lab.arms.http import HttpOptions, HttpServer
+from breakeven.lab.arms.http import HttpArm, HttpOptions, HttpServer
 from breakeven.lab.arms.process import ProcessIdentity, ServerProcess, StopReport, free_port, port_is_free
-from breakeven.lab.arms.prometheus import Series
-from breakeven.lab.client.types import Endpoint
 
 HOST = "127.0.0.1"
 PORT = "{port}"
 
 
-class LaunchedArm:
+class LaunchedArm(HttpArm):
     """A command line with {port} in it, and the server that it starts.
 
     `paths` and `options.…_url` beginning with a slash are taken from the server's own address.
@@ -33,7 +31,7 @@ class LaunchedArm:
         stop_timeout_s: float,
         continuous_usage: bool = True,
     ) -> None:
-        self.name = name
+        super().__init__(name)
         self.can_reset = options.reset_url is not None
         self.continuous_usage = continuous_usage
         self._command = command
@@ -43,7 +41,6 @@ class LaunchedArm:
         self._startup_timeout_s = startup_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._process: ServerProcess | None = None
-        self._http: HttpServer | None = None
 
     def command(self) -> tuple[str, ...]:
         return self._command
@@ -89,20 +86,6 @@ class LaunchedArm:
         if not self.alive():
             raise StartError(f"{self.name}: the server ended before it was ready: {self.obituary()}")
 
-    def _server(self) -> HttpServer:
-        if self._http is None:
-            raise StartError(f"{self.name}: the server has not been started")
-        return self._http
-
-    def endpoint(self, route: str) -> Endpoint:
-        return self._server().endpoint(route)
-
-    def reset(self) -> None:
-        self._server().reset()
-
-    def counters(self) -> Mapping[Series, float] | None:
-        return self._server().counters()
-
     def alive(self) -> bool:
         return self._process is not None and self._process.alive()
 
@@ -114,11 +97,9 @@ class LaunchedArm:
         return f"{ending}; its log ends:\n{words}" if words else f"{ending}; it wrote nothing to its log"
 
     def stop(self) -> StopReport:
-        process, http = self._process, self._http
-        if process is None:
+        if self._process is None:
             return StopReport(None, False, 0.0)
-        report = process.stop(self._stop_timeout_s)
-        if http is not None:
-            http.close()
-        self._process = self._http = None
+        report = self._process.stop(self._stop_timeout_s)
+        self._hang_up()
+        self._process = None
         return report

@@ -140,11 +140,7 @@ def _read_event(event: SseEvent, number: int, answer: _Answer) -> None:
     if message.get("error"):
         answer.problem(f"the server reported an error inside the stream: {_error_words(message)}")
         return
-    usage = message.get("usage")
-    counted = answer.usage(usage) if isinstance(usage, dict) else None
-    metrics = message.get("metrics")
-    if isinstance(metrics, dict):
-        _read_speculation(metrics, answer)
+    counted = _read_counts(message, answer)
     characters = 0
     listed: int | None = None
     choices = message.get("choices")
@@ -176,6 +172,15 @@ def _read_event(event: SseEvent, number: int, answer: _Answer) -> None:
     answer.chunks.append(Chunk(event.arrival_ns, count, characters))
 
 
+def _read_counts(message: dict[str, Any], answer: _Answer) -> int | None:
+    """Usage and speculation counters of a message; the completion tokens that it counts."""
+    metrics = message.get("metrics")
+    if isinstance(metrics, dict):
+        _read_speculation(metrics, answer)
+    usage = message.get("usage")
+    return answer.usage(usage) if isinstance(usage, dict) else None
+
+
 def _read_whole(body: bytes, answer: _Answer) -> None:
     """An answer that was not streamed."""
     try:
@@ -189,12 +194,7 @@ def _read_whole(body: bytes, answer: _Answer) -> None:
     if message.get("error"):
         answer.problem(f"the server reported an error: {_error_words(message)}")
         return
-    usage = message.get("usage")
-    if isinstance(usage, dict):
-        answer.usage(usage)
-    metrics = message.get("metrics")
-    if isinstance(metrics, dict):
-        _read_speculation(metrics, answer)
+    _read_counts(message, answer)
     choices = message.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         answer.problem(f"the answer has no choices: {_shown(body)}")

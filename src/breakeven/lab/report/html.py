@@ -157,6 +157,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         elif isinstance(item, list):
             if item:
                 yield path, ", ".join(map(str, item))
+        elif name.endswith("_bytes") and isinstance(item, int):
+            yield path.removesuffix("_bytes"), f"{item / 2**30:.1f} GiB"
         elif item is not None:
             yield path, str(item)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -25,6 +26,7 @@ _INK, _MUTED, _GRID, _BAND, _SPAN = "#010101", "#020202", "#030303", "#040404", 
 _VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--line", _BAND: "--band", _SPAN: "--span"}
 ARM_COLOURS = 7  # --arm-0 (the baseline) to --arm-6
 _MARKERS = "osD^vPX"
+_INTERVAL = "_"  # the marker at an interval's ends
 _DASHES: tuple[Any, ...] = ("-", "-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), "-", (0, (5, 2)))
 _LOG_FROM = 15  # ratio of the largest to the smallest from which a y axis is logarithmic
 _SIZE = (4.9, 3.3)  # inches
@@ -78,8 +80,13 @@ def throughput(summary: Summary) -> Chart:
 def time(summary: Summary, metric: Literal["ttft", "tpot"]) -> Chart:
     """Mean TTFT or TPOT of every arm over load."""
     said = {"ttft": "Time to first token", "tpot": "Time per output token"}[metric]
+    confidence = f"{summary.campaign.confidence * 100:g}%"
     return _over_load(
-        summary, metric, f"{said} ({words.METRIC_WORDS[metric]})", "milliseconds", "Mean over requests, by block."
+        summary,
+        metric,
+        f"{said} ({words.METRIC_WORDS[metric]})",
+        "milliseconds",
+        f"Mean over the requests of a block; of these the geometric mean over blocks, with its {confidence} interval.",
     )
 
 
@@ -131,7 +138,7 @@ def ratio(summary: Summary, arm: str) -> Chart:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
         _break_even_marks(axes, summary, arm)
-        axes.set_ylabel(f"throughput, {arm} ÷ {c.baseline}")
+        axes.set_ylabel("ratio of throughput")  # the title names the arms, which may be long
 
     caption = (
         f"Band: ±{c.margin * 100:g}%, too small to matter. Bars: {c.confidence * 100:g}% interval; dots: single blocks."
@@ -146,9 +153,11 @@ def ratio(summary: Summary, arm: str) -> Chart:
 def distribution(summary: Summary, metric: Literal["ttft", "latency"], level: int) -> Chart | None:
     """Cumulative distribution over requests at one level; None without data."""
     names = [a.name for a in summary.campaign.arms]
-    found = [d for d in summary.distributions if (d.metric, d.level, d.condition) == (metric, level, ALL)]
+    of_metric = [d for d in summary.distributions if (d.metric, d.condition) == (metric, ALL)]
+    found = [d for d in of_metric if d.level == level]
     if not found:
         return None
+    logarithmic = any(_wide(d.quantiles) for d in of_metric)  # the same kind of axis at every level
     positive = [q for d in found for q in d.quantiles if q > 0]
 
     def draw(axes: Axes) -> None:
@@ -156,8 +165,8 @@ def distribution(summary: Summary, metric: Literal["ttft", "latency"], level: in
             shares = [100 * i / (len(d.quantiles) - 1) for i in range(len(d.quantiles))]
             index = names.index(d.arm)
             axes.plot(d.quantiles, shares, color=_colour(index), linestyle=_dash(index), linewidth=1.6, label=d.arm)
-        if positive and max(positive) / min(positive) > _LOG_FROM:
-            _logarithmic(axes, "x", min(positive), max(positive))
+        if positive and logarithmic:
+            _logarithmic(axes, "x", min(positive), max(positive), most=4)
         else:
             axes.set_xlim(left=0)
             axes.xaxis.set_major_locator(MaxNLocator(3))
@@ -167,31 +176,23 @@ def distribution(summary: Summary, metric: Literal["ttft", "latency"], level: in
         axes.set_ylabel("% of requests")
         axes.set_xlabel("milliseconds")
 
-    title = f"{words.METRIC_WORDS[metric]}, {level} stream{'s' if level != 1 else ''}"
+    name = words.METRIC_WORDS[metric]
+    title = f"{name[:1].upper()}{name[1:]}, {level} stream{'s' if level != 1 else ''}"
     count = ", ".join(f"{d.arm} {d.count}" for d in found)
     return _chart(summary, f"{metric}-{level}", title, f"Requests: {count}.", draw, size=_SMALL)
 
 
 def acceptance_length(summary: Summary) -> Chart | None:
     """Mean acceptance length over load, by arm and domain; None if no arm reports it."""
-    names = [a.name for a in summary.campaign.arms]
     series = _acceptance_series(summary)
     if not series:
         return None
 
     def draw(axes: Axes) -> None:
         for arm, condition in series:
-            index = names.index(arm)
             rows = [a for a in summary.acceptance if (a.arm, a.condition) == (arm, condition)]
-            axes.plot(
-                [a.level for a in rows],
-                [a.length.value or 1.0 for a in rows],
-                color=_colour(index),
-                linestyle=_dash(_condition_index(summary, condition)),
-                marker=_MARKERS[_condition_index(summary, condition) % len(_MARKERS)],
-                markersize=4.5,
-                linewidth=1.5,
-                label=f"{arm}, {condition}",
+            _acceptance_line(
+                axes, summary, arm, condition, [a.level for a in rows], [a.length.value or 1.0 for a in rows]
             )
         axes.set_ylim(bottom=1)
         axes.set_ylabel("tokens per drafted step")
@@ -202,7 +203,6 @@ def acceptance_length(summary: Summary) -> Chart | None:
 
 def acceptance_positions(summary: Summary) -> Chart | None:
     """Share of drafts accepted at least so deep, by arm and domain, over all levels; None if not reported."""
-    names = [a.name for a in summary.campaign.arms]
     curves = []
     for arm, condition in _acceptance_series(summary):
         rows = [a for a in summary.acceptance if (a.arm, a.condition) == (arm, condition) and a.per_position]
@@ -215,17 +215,7 @@ def acceptance_positions(summary: Summary) -> Chart | None:
 
     def draw(axes: Axes) -> None:
         for arm, condition, shares in curves:
-            index = names.index(arm)
-            axes.plot(
-                range(1, len(shares) + 1),
-                shares,
-                color=_colour(index),
-                linestyle=_dash(_condition_index(summary, condition)),
-                marker=_MARKERS[_condition_index(summary, condition) % len(_MARKERS)],
-                markersize=4.5,
-                linewidth=1.5,
-                label=f"{arm}, {condition}",
-            )
+            _acceptance_line(axes, summary, arm, condition, range(1, len(shares) + 1), shares)
         axes.set_ylim(0, 100)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("depth of the draft")
@@ -242,8 +232,15 @@ def _acceptance_series(summary: Summary) -> list[tuple[str, str]]:
     return [(arm, condition) for arm, condition in pairs if condition in conditions]
 
 
-def _condition_index(summary: Summary, condition: str) -> int:
-    return summary.campaign.conditions.index(condition)
+def _acceptance_line(
+    axes: Axes, summary: Summary, arm: str, condition: str, x: Sequence[float], y: Sequence[float]
+) -> None:
+    """The colour says which arm, dashes and marker which domain."""
+    domain = summary.campaign.conditions.index(condition)
+    axes.plot(
+        x, y, color=_colour([a.name for a in summary.campaign.arms].index(arm)), linestyle=_dash(domain + 1),
+        marker=_MARKERS[domain % len(_MARKERS)], markersize=4.5, linewidth=1.5, label=f"{arm}, {condition}",
+    )  # fmt: skip
 
 
 def _over_load(summary: Summary, metric: MetricName, title: str, unit: str, caption: str) -> Chart:
@@ -264,7 +261,7 @@ def _over_load(summary: Summary, metric: MetricName, title: str, unit: str, capt
                 arm.name,
             )
             values += [figure.value for _, figure in found]
-        if values and max(values) / min(values) > _LOG_FROM:
+        if _wide(values):
             _logarithmic(axes, "y", min(values), max(values))
         elif values:
             axes.set_ylim(0, max(values) * 1.25)
@@ -275,14 +272,22 @@ def _over_load(summary: Summary, metric: MetricName, title: str, unit: str, capt
     return _chart(summary, metric, title, caption, draw, load_axis=True)
 
 
-def _logarithmic(axes: Axes, side: Literal["x", "y"], low: float, high: float) -> None:
-    """A log axis with ticks at 1, 2, 5, 10, …"""
+def _wide(values: Sequence[float]) -> bool:
+    """Do they span so much that only a log axis shows them all?"""
+    positive = [value for value in values if value > 0]
+    return bool(positive) and max(positive) / min(positive) > _LOG_FROM
+
+
+def _logarithmic(axes: Axes, side: Literal["x", "y"], low: float, high: float, most: int = 7) -> None:
+    """A log axis with ticks at 1, 2, 5, 10, …; fewer where that would be more than `most`."""
     axis = axes.xaxis if side == "x" else axes.yaxis
     (axes.set_xscale if side == "x" else axes.set_yscale)("log")
     (axes.set_xlim if side == "x" else axes.set_ylim)(low / 1.2, high * 1.3)
-    ticks = [m * 10.0**e for e in range(-3, 8) for m in (1, 2, 5) if low / 1.2 <= m * 10.0**e <= high * 1.3]
-    if len(ticks) > 7:
-        ticks = [t for t in ticks if f"{t:e}".startswith("1")]
+    ticks: list[float] = []
+    for mantissas in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [m * 10.0**e for e in range(-3, 8) for m in mantissas if low / 1.2 <= m * 10.0**e <= high * 1.3]
+        if len(ticks) <= most:
+            break
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
 
@@ -299,11 +304,27 @@ def _line(
     for at, (low, high) in zip(x, intervals, strict=True):
         if low is not None and high is not None:
             axes.plot([at, at], [low, high], color=colour, linewidth=1.4, solid_capstyle="butt", alpha=0.9)
-            axes.plot([at, at], [low, high], color=colour, linestyle="none", marker="_", markersize=7)
+            axes.plot([at, at], [low, high], color=colour, linestyle="none", marker=_INTERVAL, markersize=7)
     axes.plot(
         x, y, color=colour, linestyle=_dash(index), marker=_MARKERS[index % len(_MARKERS)], markersize=5.5,
         linewidth=1.8, label=label, zorder=3,
     )  # fmt: skip
+
+
+def _mark_cut_intervals(axes: Axes) -> bool:
+    """Puts an arrow at the frame where an interval passes it; whether there is one."""
+    bottom, top = axes.get_ylim()
+    cut: list[tuple[float, float, str, Any]] = []
+    for line in axes.get_lines():
+        if line.get_marker() == _INTERVAL:
+            x, ends = np.asarray(line.get_xdata(), dtype=float), np.asarray(line.get_ydata(), dtype=float)
+            if ends.min() < bottom:
+                cut.append((x[0], bottom, "v", line.get_color()))
+            if ends.max() > top:
+                cut.append((x[0], top, "^", line.get_color()))
+    for at, edge, marker, colour in cut:
+        axes.plot([at], [edge], color=colour, linestyle="none", marker=marker, markersize=5, clip_on=False)
+    return bool(cut)
 
 
 def _break_even_marks(axes: Axes, summary: Summary, arm: str) -> None:
@@ -349,6 +370,8 @@ def _chart(
         if load_axis:
             _load_axis(axes, summary.campaign.levels)
         draw(axes)
+        if _mark_cut_intervals(axes):
+            caption += " An arrow: the interval goes on beyond the picture; summary.json has its ends."
         axes.grid(axis="y")
         axes.set_axisbelow(True)
         for side in ("top", "right"):

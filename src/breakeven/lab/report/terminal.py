@@ -110,6 +110,10 @@ class _Printer:
                 text = f"{row.identical} of {row.pairs} answers are identical to those of {summary.campaign.baseline}"
                 if row.first_divergence_median is not None:
                     text += f" (the others part after {row.first_divergence_median:.0f} characters, median)"
+                if row.expected and row.identical < row.pairs:
+                    few = 2 * row.identical < row.pairs
+                    text += "; do they run the same model?" if few else "; in low precision near-ties fall either way"
+                    return text if few else text + "."
                 return text + "."
         return ""
 

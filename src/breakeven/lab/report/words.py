@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from breakeven.lab.summary import ALL, AcceptanceSummary, BreakEvenSummary, Comparison, LevelSummary, Summary
 from breakeven.lab.verdict import Verdict
 
+_MANY_BLOCKS = 200  # beyond, the number says only: not in practice
 METRIC_WORDS = {"throughput": "throughput", "ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
@@ -141,12 +142,19 @@ def outlook(summary: Summary, arm: str) -> str:
     hopeless = [row for row in open_rows if row.comparison.blocks_needed is None]
     parts = []
     if known:
-        each = [f"about {row.comparison.blocks_needed} blocks in total at {_plural(str(row.level))}" for row in known]
-        parts.append(f"if the estimates hold, a verdict takes {_joined(each)}")
+        each = [f"{_blocks(row.comparison.blocks_needed or 0)} at {row.level}" for row in known]
+        each[0] = each[0].replace(" at ", " blocks in total at ")
+        rough = "" if min(row.comparison.blocks for row in known) > 4 else ", rough as they are with so few blocks"
+        plural = "s" if known[-1].level != 1 else ""
+        parts.append(f"if the estimates hold{rough}, a verdict takes {_joined(each)} stream{plural}")
     if hopeless:
         at = _streams([row.level for row in hopeless])
         parts.append(f"at {at} no reasonable number of blocks would do: the effect is at the margin or lost in noise")
     return f"Undecided: {'; '.join(parts)}."
+
+
+def _blocks(count: int) -> str:
+    return f"about {count}" if count <= _MANY_BLOCKS else f"more than {_MANY_BLOCKS}"
 
 
 def warning(summary: Summary) -> str:
