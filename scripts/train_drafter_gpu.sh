@@ -10,7 +10,7 @@
 #   CONFIG          training file or ready name (smollm2-135m)
 #   ANSWER_SECONDS  time box of the answers (100)
 #   TRAIN_SECONDS   time box of the training over all calls (what SECONDS leaves)
-#   RESERVE         seconds kept for export and evaluation (90)
+#   RESERVE         seconds kept for export and evaluation (150)
 #   PYTHON, GPUS    interpreter (python3), processes for torchrun (1)
 # Needs torch 2.11 or later and breakeven's dependencies, installed or on PYTHONPATH.
 set -euo pipefail
@@ -22,7 +22,7 @@ seconds=$1 out=$2
 shift 2
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3} target=${TARGET:-smollm2-135m} config=${CONFIG:-smollm2-135m} gpus=${GPUS:-1}
-answer_seconds=${ANSWER_SECONDS:-100} reserve=${RESERVE:-90}
+answer_seconds=${ANSWER_SECONDS:-100} reserve=${RESERVE:-150}
 train_seconds=${TRAIN_SECONDS:-$((seconds - answer_seconds - reserve - 60))}
 if ((train_seconds < 1)); then
   echo "train_drafter_gpu.sh: $seconds s leave nothing for training; give more, or set TRAIN_SECONDS" >&2
@@ -30,7 +30,6 @@ if ((train_seconds < 1)); then
 fi
 export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false BREAKEVEN_CACHE=${BREAKEVEN_CACHE:-$out/cache}
-export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 mkdir -p "$out"
 if [[ ! -e $target ]] && compgen -G "$target.part-*" >/dev/null; then
   cat "$target".part-* >"$target.joining"

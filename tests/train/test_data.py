@@ -31,7 +31,8 @@ def tokenizer(tiny_llama_dir):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(
     "messages",
-    [MESSAGES, [{"role": "system", "content": "be brief"}, *MESSAGES], [*MESSAGES, {"role": "assistant", "content": "x"},
+    [MESSAGES, [{"role": "system", "content": "be brief"}, *MESSAGES],
+     [*MESSAGES, {"role": "assistant", "content": "x"},
      {"role": "user", "content": "more"}]],
 )  # fmt: skip
 def test_a_prompts_ids_are_those_of_the_server(tokenizer, messages) -> None:  # type: ignore[no-untyped-def]

@@ -270,7 +270,7 @@ class FastGenerator:
 
 
 def _draw(logits: Tensor, inverse: Tensor, noise: Tensor) -> Tensor:
-    """argmax(logits / T + Gumbel noise): drawn from softmax(logits / T), or the argmax where noise is 0; int64 [rows]."""
+    """argmax(logits / T + Gumbel noise): drawn from softmax(logits / T), or the argmax where noise is 0."""
     scores = logits.float() * inverse.unsqueeze(1)
     exponential = torch.empty_like(scores).exponential_()
     gumbel = exponential.clamp_min_(1e-30).log_().mul_(-noise.unsqueeze(1))

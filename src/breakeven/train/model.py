@@ -1,7 +1,8 @@
 """The drafter as a trainable module, its parameters under the checkpoint's own names; fp32 masters, any compute type.
 
-Structure: EAGLE-3 (arXiv 2503.01840), as in the official code. The taps are scaled per channel by 1/rms before `fc` (SmolLM2's channels differ by
-two orders of magnitude); `export_weights` folds the scale into `fc.weight`, so a checkpoint shows nothing of it.
+Structure: EAGLE-3 (arXiv 2503.01840), as in the official code. The taps are scaled per channel by 1/rms before `fc`
+(SmolLM2's channels differ by two orders of magnitude); `export_weights` folds the scale into `fc.weight`, so a
+checkpoint shows nothing of it.
 """
 
 from __future__ import annotations

@@ -89,6 +89,14 @@ class Processes:
         if self.world > 1:
             dist.barrier()
 
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether the flag is set in any process: they must take the same way, or they wait for each other for ever."""
+        if self.world == 1:
+            return flag
+        total = torch.tensor([float(flag)], device=device)
+        dist.all_reduce(total)
+        return bool(total.item() > 0)
+
 
 def run(config: TrainConfig, options: RunOptions, reporter: Reporter | None = None) -> bool:
     """Run the stages. False: time is up before the end; the same call again goes on. ConfigError for bad input."""
@@ -161,7 +169,7 @@ class _Run:
             if self.manifest.finished(stage, hashes[stage]):
                 self.reporter.log(f"{stage}: done before, under the same settings")
                 continue
-            if self._left() <= 0:
+            if self.processes.any(self._left() <= 0, self.device):
                 return self._unfinished(stage)
             started = time.monotonic()
             try:
@@ -277,7 +285,8 @@ class _Run:
         seconds = time.monotonic() - started
         self.reporter.log(f"answers: {tokens:,} tokens in {seconds:.1f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s")
         self._free()
-        if call_left < box_left and seconds >= call_left:  # cut by this call's end, not by the stage's own box
+        cut = call_left < box_left and seconds >= call_left  # by this call's end, not by the stage's own box
+        if self.processes.any(cut, self.device):
             if self.processes.rank == 0:
                 self.manifest.finish("answers so far", "", spent_before + seconds, {})
             raise _OutOfTimeError

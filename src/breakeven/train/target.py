@@ -53,8 +53,7 @@ def run_layers(
         attended = attend(index, query_key[:, :heads], query_key[:, heads:], qkv[:, heads + kv_heads :])
         hidden = layer.output.add(attended.reshape(rows, heads * dim), hidden)
         normed = F.rms_norm(hidden, size, layer.post_norm, eps)
-        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-        hidden = layer.down.add(F.silu(gate) * up, hidden)
+        hidden = layer.down.add(layer.gated(normed), hidden)
     if len(model.layers) in taps:
         tapped[len(model.layers)] = hidden
     return TargetStates(

@@ -55,7 +55,8 @@ def permissive_packages(names: Sequence[str] | None) -> dict[str, str]:
 
 
 def _field(meta: metadata.PackageMetadata, name: str) -> str:
-    return meta[name] if name in meta else ""
+    values = meta.get_all(name)
+    return values[0] if values else ""
 
 
 def source_files(packages: Sequence[str], limit: int, seed: int) -> list[tuple[str, Path]]:
