@@ -2,7 +2,8 @@
 
 Query i of step k sees the step-0 keys 0..i and, for 1 ≤ j ≤ k, the step-j key at i (EAGLE-3, arXiv 2503.01840,
 figure 6). One softmax over both. The causal part is a flash kernel; its log-sum-exp merges it with the few diagonal
-scores. Backward gives the kernel the merged output and log-sum-exp, with which its gradients of the causal part are those of the joint softmax:
+scores. Backward gives the kernel the merged output and log-sum-exp, with which its gradients of the causal part are
+those of the joint softmax:
 dS_ij = P_ij (dO·v_j − dO·O), and both P and O there are the merged ones.
 """
 
