@@ -211,6 +211,24 @@ def test_a_sequences_logits_do_not_depend_on_the_batch(monkeypatch: pytest.Monke
         start += sequence.sampled
 
 
+@needs_kernels
+@pytest.mark.parametrize("prefix", [5, 250])
+def test_verifying_a_chain_gives_the_logits_of_decoding_it_row_by_row(
+    prefix: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = runner(SMALL, kernels=True, monkeypatch=monkeypatch)
+    tokens, pages = tuple(3 + 7 * i % 100 for i in range(prefix + 9)), tuple(range(100, 100 + (prefix + 25) // 16))
+
+    def rows(start: int, end: int) -> Tensor:
+        sequence = SequenceRows(tokens[start:end], tuple(range(start, end)), start, pages, end - start)
+        return model.forward(StepPlan((sequence,)))
+
+    rows(0, prefix)
+    verified = rows(prefix, prefix + 9)
+    decoded = torch.cat([rows(at, at + 1) for at in range(prefix, prefix + 9)])
+    assert torch.equal(verified, decoded)
+
+
 def _reason(environment: dict[str, str], code: str = "") -> str:
     command = f"{code}\nfrom breakeven.engine import cpu\nassert not cpu.available()\nprint(cpu.missing())"
     done = subprocess.run(
