@@ -31,6 +31,7 @@ PURE = (
     "lab/metrics.py",
     "lab/policy.py",
     "lab/quantity.py",
+    "lab/selftest",
     "lab/stats",
     "lab/texts.py",
     "lab/verdict.py",

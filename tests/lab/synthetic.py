@@ -120,7 +120,7 @@ def cells(given: Campaign, ratio: Ratio, *, noise: float = 0.01, seed: int = 1) 
                     wobble = math.exp(random_source.gauss(0, noise)) if noise else 1.0
                     rate = BASE[level] * ratio(arm, condition, level) * wobble
                     record = cell(
-                        CellKey(block, arm, condition, level), rate, tokens_per_chunk=1 if arm == "off" else 2
+                        CellKey(block, arm, condition, level), rate, tokens_per_chunk=1 if arm.startswith("off") else 2
                     )
                     records.append(record)
     return records

@@ -41,7 +41,7 @@ def test_the_page_names_every_field() -> None:
     from breakeven.lab import campaign as module
 
     models += [module.EmbeddedArm, module.AttachArm, module.CommandArm, module.Workload, module.Requests]
-    models += [module.Sampling, module.Warmup, module.Gates, module.Assumptions]
+    models += [module.Sampling, module.Warmup, module.Gates, module.Assumptions, module.Sentinel, module.Stop]
     missing = sorted({name for model in models for name in model.model_fields if f"`{name}`" not in page})
     assert missing == []
 

@@ -24,15 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breakeven import __version__
-from breakeven.lab.campaign import AttachArm, Campaign
+from breakeven.lab.campaign import SENTINEL, AttachArm, Campaign
 from breakeven.lab.client.types import RequestResult
-from breakeven.lab.metrics import CellMetrics, acceptance, agreement, cell_metrics, is_valid
+from breakeven.lab.controls import Visit, aa_summary, control_lints, sentinel_summaries
+from breakeven.lab.effects import factor_effects
+from breakeven.lab.family import describe_family, with_adjusted_p
+from breakeven.lab.metrics import CellMetrics, acceptance, agreement, cell_metrics, is_valid, tpot_ms
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
 from breakeven.lab.stats.breakeven import break_even
-from breakeven.lab.stats.multiplicity import benjamini_hochberg, holm
 from breakeven.lab.stats.power import noise_floor, smallest_detectable
-from breakeven.lab.stats.ratio import RatioEstimate, paired_ratio, ratio_from_logs
+from breakeven.lab.stats.ratio import RatioEstimate, log_ratios, ratio_from_logs, sequence_ratio
 from breakeven.lab.stats.robust import hodges_lehmann
 from breakeven.lab.stats.signflip import sign_flip
 from breakeven.lab.summary import (
@@ -58,7 +60,9 @@ from breakeven.lab.summary import (
     Noise,
     RunIdentity,
     Summary,
+    TimeName,
 )
+from breakeven.lab.tails import tail_comparisons
 from breakeven.lab.verdict import explain, more_blocks, verdict
 from breakeven.lab.window import steady_window, whole_window
 
@@ -68,6 +72,7 @@ METRICS: tuple[tuple[MetricName, str, Better], ...] = (
     ("tpot", "ms", "lower"),
     ("latency", "ms", "lower"),
 )
+TIMES: tuple[TimeName, ...] = ("ttft", "tpot", "latency")
 _SAID = {"throughput": "throughput", "ttft": "mean TTFT", "tpot": "mean TPOT", "latency": "mean latency"}
 _LENGTH_TOLERANCE = 0.10  # relative difference of two arms' mean output lengths that is worth a lint
 _STEPS = 101  # quantiles kept of a distribution
@@ -88,6 +93,7 @@ class _Cell:
     window_s: float | None
     ttft_ms: NDArray[np.float64]
     latency_ms: NDArray[np.float64]
+    tpot_ms: NDArray[np.float64]
 
     @property
     def key(self) -> CellKey:
@@ -120,22 +126,31 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
     cells = [_reduce(record, campaign) for record in records]
     if not cells:
         raise AnalysisError("the run has no finished cell: continue it with `breakeven run --resume`")
+    guards = sorted((cell for cell in cells if _is_sentinel(campaign, cell.key)), key=lambda cell: cell.key)
+    cells = [cell for cell in cells if not _is_sentinel(campaign, cell.key)]
+    if not cells:
+        raise AnalysisError("the run has no finished cell but sentinels: continue it with `breakeven run --resume`")
     conditions = _conditions(campaign, cells)
     cells = _ordered(cells, campaign, conditions)
     valid = {cell.key: cell for cell in cells if cell.valid}
     values = _values(campaign, conditions, valid)
-    comparisons = _with_adjusted_p(
+    figures = {at: {b: v.value for b, v in by_block.items()} for at, by_block in values.items()}
+    comparisons = with_adjusted_p(
+        campaign,
         [
             _compare(campaign, arm, condition, level, metric, better, values)
             for arm in _arms(campaign)
             for condition in (ALL, *conditions)
             for metric, _, better in METRICS
             for level in sorted(campaign.levels)
-        ]
+        ],
     )
+    main_effects, interactions = factor_effects(campaign, conditions, [metric for metric, _, _ in METRICS], figures)
+    sentinels = sentinel_summaries(campaign, _visits(guards))
+    every = [*cells, *guards]
     return Summary(
         schema_version=SCHEMA_VERSION,
-        run=_identity(campaign, conditions, cells),
+        run=_identity(campaign, conditions, every),
         campaign=_digest(campaign, conditions),
         environment=dict(environment),
         comparisons=comparisons,
@@ -150,10 +165,16 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
         agreement=_agreements(campaign, conditions, valid),
         distributions=_distributions(campaign, conditions, valid),
         noise=_noise(campaign, conditions, comparisons, values),
-        invalid=[_invalid(cell) for cell in cells if not cell.valid],
-        missing=_missing(campaign, conditions, cells),
-        lints=_lints(campaign, conditions, cells, valid),
-        cells=[_cell_summary(cell) for cell in cells],
+        invalid=[_invalid(cell) for cell in every if not cell.valid],
+        missing=_missing(campaign, conditions, every),
+        lints=[*_lints(campaign, conditions, every, valid), *control_lints(campaign, comparisons, sentinels)],
+        cells=[_cell_summary(cell) for cell in every],
+        interactions=interactions,
+        main_effects=main_effects,
+        tails=tail_comparisons(campaign, TIMES, _samples(campaign, conditions, valid)),
+        multiplicity=describe_family(campaign, comparisons),
+        aa=aa_summary(campaign, comparisons),
+        sentinel=sentinels,
     )
 
 
@@ -177,6 +198,7 @@ def _reduce(record: CellRecord, campaign: Campaign) -> _Cell:
         window_s=window.seconds if window is not None else None,
         ttft_ms=np.asarray([(r.chunks[0].arrival_ns - r.intended_send_ns) / 1e6 for r in good if r.chunks]),
         latency_ms=np.asarray([(r.end_ns - r.intended_send_ns) / 1e6 for r in good]),
+        tpot_ms=np.asarray([tpot for tpot in map(tpot_ms, good) if tpot is not None]),
     )
 
 
@@ -217,7 +239,27 @@ def _missing(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cel
         for condition in conditions
         for level in sorted(campaign.levels)
     )
-    return [key.id for key in planned if key not in present]
+    sentinels = (
+        CellKey(block, arm, SENTINEL, campaign.sentinel_level)
+        for block in range(campaign.blocks if campaign.sentinel is not None else 0)
+        for arm in campaign.arms
+    )
+    return [key.id for key in (*planned, *sentinels) if key not in present]
+
+
+def _is_sentinel(campaign: Campaign, key: CellKey) -> bool:
+    return campaign.sentinel is not None and key.condition == SENTINEL
+
+
+def _visits(guards: Sequence[_Cell]) -> dict[str, list[Visit]]:
+    """The valid sentinel cells that have a throughput, by arm."""
+    visits: dict[str, list[Visit]] = defaultdict(list)
+    for cell in guards:
+        rate = cell.metrics.throughput_tok_s.value
+        if cell.valid and rate:
+            started = cell.record.started_ns
+            visits[cell.key.arm].append(Visit(cell.key.block, started, _iso(started), rate))
+    return visits
 
 
 # One figure per block
@@ -289,8 +331,10 @@ def _compare(
             explanation="Undecided: no block has a valid figure of both arms.", p_value=None, p_adjusted=None,
             p_sign_flip=None, hodges_lehmann=None, sd_log=None, blocks_needed=None, provenance=Provenance.DERIVED,
         )  # fmt: skip
-    estimate = paired_ratio([theirs[b].value for b in blocks], [ours[b].value for b in blocks], campaign.confidence)
-    logs = [math.log(ours[b].value) - math.log(theirs[b].value) for b in blocks]
+    logs = log_ratios([theirs[b].value for b in blocks], [ours[b].value for b in blocks])
+    # A campaign that may stop at any block needs intervals that hold at every block.
+    estimate_of = sequence_ratio if campaign.stop.rule == "confidence_sequence" else ratio_from_logs
+    estimate = estimate_of(logs, campaign.confidence)
     higher = better == "higher"
     decided = verdict(estimate, campaign.margin, higher_is_better=higher)
     more = more_blocks(estimate, campaign.margin)
@@ -318,24 +362,6 @@ def _compare(
         blocks_needed=len(blocks) + more if decided == "undecided" and more else None,
         provenance=_weakest(side[b].provenance for side in (ours, theirs) for b in blocks),
     )
-
-
-def _with_adjusted_p(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Holm over the primary family (throughput of "all", levels × arms), Benjamini–Hochberg over the rest."""
-    adjusted: dict[int, float] = {}
-    for primary in (True, False):
-        family = [
-            (index, c.p_value)
-            for index, c in enumerate(comparisons)
-            if c.p_value is not None and ((c.metric, c.condition) == ("throughput", ALL)) is primary
-        ]
-        correct = holm if primary else benjamini_hochberg
-        corrected = correct([p for _, p in family])
-        adjusted.update({index: p for (index, _), p in zip(family, corrected, strict=True)})
-    return [
-        Comparison.model_validate({**c.model_dump(), "p_adjusted": adjusted.get(index)})
-        for index, c in enumerate(comparisons)
-    ]
 
 
 def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Sequence[Comparison]) -> BreakEvenSummary:
@@ -371,6 +397,8 @@ def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Seque
         fitted=[math.exp(value) for value in found.fitted],
         pays=[LoadRange(low=low, high=high) for low, high in found.pays],
         blocks=found.blocks,
+        surely_pays=[LoadRange(low=low, high=high) for low, high in found.surely_pays],
+        surely_hurts=[LoadRange(low=low, high=high) for low, high in found.surely_hurts],
     )
 
 
@@ -553,6 +581,24 @@ def _distributions(
     return rows
 
 
+def _samples(
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
+) -> dict[tuple[str, int, str], dict[int, NDArray[np.float64]]]:
+    """The requests' times of each arm, level and time, by block; all conditions, as condition "all" has them."""
+    samples: dict[tuple[str, int, str], dict[int, NDArray[np.float64]]] = defaultdict(dict)
+    for arm, level in itertools.product(campaign.arms, campaign.levels):
+        for block in sorted({key.block for key in valid}):
+            cells = [valid.get(CellKey(block, arm, condition, level)) for condition in conditions]
+            present = [cell for cell in cells if cell is not None]
+            if len(present) < len(conditions):
+                continue
+            for time in TIMES:
+                joined = np.concatenate([getattr(cell, f"{time}_ms") for cell in present])
+                if joined.size:
+                    samples[arm, level, time][block] = joined
+    return samples
+
+
 # What a reader should know
 
 
@@ -627,7 +673,9 @@ def _identity(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Ce
         started=_iso(min(cell.record.started_ns for cell in measured)),
         ended=_iso(max(cell.record.ended_ns for cell in measured)),
         breakeven_version=__version__,
-        cells_planned=campaign.blocks * len(campaign.arms) * len(conditions) * len(campaign.levels),
+        cells_planned=campaign.blocks
+        * len(campaign.arms)
+        * (len(conditions) * len(campaign.levels) + (campaign.sentinel is not None)),
         cells_finished=len(cells),
         cells_invalid=sum(not cell.valid for cell in cells),
     )

@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z")  # parts of file names
 MAX_LEVEL = 10_000
 MAX_CELLS = 100_000
+SENTINEL = "sentinel"  # the condition of sentinel cells
+AA_SUFFIX = "-aa"  # of the name of the baseline's second launch
 
 
 class Section(BaseModel):
@@ -195,6 +197,8 @@ class Workload(Section):
         for domain in domains or ():
             if not _NAME.match(domain):
                 raise ValueError(f"{domain!r} must be 1 to 40 letters, digits, dots, dashes and underscores")
+            if domain == SENTINEL:
+                raise ValueError(f"{SENTINEL!r} is the name of the sentinel cells: call this one something else")
             if domain == "all":
                 raise ValueError("'all' is the name of all domains pooled: call this one something else")
         return _distinct(domains) if domains is not None else None
@@ -266,6 +270,26 @@ class Gates(Section):
     max_client_cpu_share: float = Field(default=0.8, gt=0, le=1)
 
 
+class Sentinel(Section):
+    """A cell that is the same in every launch, prompts and seeds included; it is measured first. None: the default.
+
+    `domain`: of its prompts, the campaign's first. `level`: streams, the campaign's lowest.
+    """
+
+    domain: str | None = None
+    level: int | None = Field(default=None, ge=1, le=MAX_LEVEL)
+    requests: int = Field(default=8, ge=1, le=1000)
+
+
+class Stop(Section):
+    """When a campaign ends: after its blocks (`fixed`), or earlier, as soon as every comparison of the primary metric
+    is decided by a confidence sequence (`confidence_sequence`), which is looked at after each block from `min_blocks`.
+    """
+
+    rule: Literal["fixed", "confidence_sequence"] = "fixed"
+    min_blocks: int = Field(default=3, ge=2)
+
+
 class Assumptions(Section):
     """What `breakeven plan` assumes of a server's speed before anything is measured; no result depends on it.
 
@@ -275,6 +299,8 @@ class Assumptions(Section):
     tokens_per_second: float = Field(default=35.0, gt=0)
     saturation_streams: float = Field(default=6.0, gt=0)
     startup_s: float = Field(default=8.0, ge=0)
+    gpus: int = Field(default=0, ge=0, le=100_000)
+    launch_scatter: float | None = Field(default=None, gt=0, lt=1)
 
 
 def _distinct(items: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -301,6 +327,10 @@ class Campaign(Section):
     warmup: Warmup = Warmup()
     gates: Gates = Gates()
     on_server_death: Literal["continue", "stop"] = "continue"
+    primary_metric: Literal["throughput", "ttft", "tpot", "latency"] = "throughput"
+    aa: bool = False
+    sentinel: Sentinel | None = None
+    stop: Stop = Stop()
     assumptions: Assumptions = Assumptions()
 
     @field_validator("arms")
@@ -337,8 +367,36 @@ class Campaign(Section):
             raise ValueError(f"{baseline!r} is not one of the arms: {', '.join(arms)}")
         return baseline
 
+    @field_validator("sentinel", mode="before")
+    @classmethod
+    def _sentinel(cls, value: Any) -> Any:
+        return Sentinel() if value is True else None if value is False else value
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop(cls, value: Any) -> Any:
+        return {"rule": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _second_baseline(self) -> Self:
+        """With A/A blocks the baseline is launched twice in each block, under another name."""
+        if not self.aa:
+            return self
+        name, config = self.aa_arm, self.arms[self.baseline]
+        if not _NAME.match(name):
+            raise ValueError(f"the baseline's name must be at most {40 - len(AA_SUFFIX)} characters for aa: {name!r}")
+        if name in self.arms and self.arms[name] != config:
+            raise ValueError(f"{name!r} is what aa calls the second launch of {self.baseline!r}: rename that arm")
+        object.__setattr__(self, "arms", {**self.arms, name: config})
+        return self
+
     @model_validator(mode="after")
     def _sizes(self) -> Self:
+        domains = self.workload.domains
+        if self.sentinel is not None and domains and self.sentinel.domain not in (None, *domains):
+            raise ValueError(
+                f"sentinel.domain {self.sentinel.domain!r} is not one of the domains: {', '.join(domains)}"
+            )
         cells = self.blocks * len(self.arms) * len(self.levels) * len(self.workload.domains or (1,))
         if cells > MAX_CELLS:
             raise ValueError(f"{cells} cells are more than {MAX_CELLS}: use fewer blocks, levels, arms or domains")
@@ -348,6 +406,17 @@ class Campaign(Section):
                 f"({self.workload.max_tokens})"
             )
         return self
+
+    @property
+    def aa_arm(self) -> str:
+        """The name of the baseline's second launch; an arm only if `aa` is set."""
+        return self.baseline + AA_SUFFIX
+
+    @property
+    def sentinel_level(self) -> int:
+        """Streams of the sentinel cell."""
+        set_level = self.sentinel.level if self.sentinel is not None else None
+        return set_level if set_level is not None else min(self.levels)
 
     @property
     def natural(self) -> bool:

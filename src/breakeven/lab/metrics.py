@@ -118,6 +118,11 @@ def request_metrics(r: RequestResult) -> RequestMetrics:
     )
 
 
+def tpot_ms(r: RequestResult) -> float | None:
+    """TPOT of a request in milliseconds; None where it is undefined."""
+    return _tpot(r)[0]
+
+
 def _tpot(r: RequestResult) -> tuple[float | None, Provenance]:
     """(last chunk − first chunk) / (n − n_first); None with fewer than two chunks or no tokens after the first."""
     if len(r.chunks) < 2 or r.completion_tokens is None:

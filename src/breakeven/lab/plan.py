@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from breakeven.lab.campaign import AttachArm, Campaign
+from breakeven.lab.campaign import SENTINEL, AttachArm, Campaign
 from breakeven.lab.design import (
     arm_orders,
     condition_orders,
@@ -92,6 +92,10 @@ def load_suites(campaign: Campaign) -> dict[str, Suite]:
                 f"{workload.prompts_file} holds no prompt of the domain {domain!r}: "
                 f"it has {', '.join(sorted(of_domain))}"
             )
+    if SENTINEL in wanted:
+        raise PromptError(
+            f"{workload.prompts_file}: {SENTINEL!r} is the name of the sentinel cells: call this domain differently"
+        )
     if "all" in wanted:
         raise PromptError(
             f"{workload.prompts_file}: 'all' is the name of all domains pooled: call this one differently"
@@ -104,6 +108,9 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
     conditions = tuple(suites)
     blocks, seed = campaign.blocks, campaign.seed
     warmup, measured_ids = _keep_for_warmup(campaign, suites)
+    sentinel = _keep_for_sentinel(campaign, suites, measured_ids)
+    if sentinel is not None:
+        suites = {**suites, SENTINEL: sentinel}
     needs = {level: campaign.requests.at(level) for level in campaign.levels}
     chosen = {name: select_cell_prompts(measured_ids[name], needs, blocks, seed) for name in conditions}
     arms = arm_orders(list(campaign.arms), blocks, seed)
@@ -114,10 +121,13 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
             block,
             arm,
             position,
-            tuple(
-                _cell(campaign, CellKey(block, arm, condition, level), chosen[condition].cells[block][level])
-                for condition in order[block]
-                for level in levels[block]
+            (
+                *(_sentinel_cell(campaign, block, arm, sentinel) if sentinel is not None else ()),
+                *(
+                    _cell(campaign, CellKey(block, arm, condition, level), chosen[condition].cells[block][level])
+                    for condition in order[block]
+                    for level in levels[block]
+                ),
             ),
         )
         for block in range(blocks)
@@ -144,6 +154,31 @@ def _cell(campaign: Campaign, key: CellKey, prompt_ids: tuple[str, ...]) -> Plan
         for index in range(len(prompt_ids))
     )
     return PlannedCell(key, prompt_ids, seeds)
+
+
+def _sentinel_cell(campaign: Campaign, block: int, arm: str, suite: Suite) -> tuple[PlannedCell]:
+    """The same prompts and seeds in every block and arm."""
+    count = max(campaign.sentinel.requests if campaign.sentinel else 0, campaign.sentinel_level)
+    ids = tuple(itertools.islice(itertools.cycle(prompt.id for prompt in suite.prompts), count))
+    first = _cell(campaign, CellKey(0, arm, SENTINEL, campaign.sentinel_level), ids)
+    return (PlannedCell(CellKey(block, arm, SENTINEL, campaign.sentinel_level), ids, first.seeds),)
+
+
+def _keep_for_sentinel(
+    campaign: Campaign, suites: Mapping[str, Suite], measured_ids: dict[str, tuple[str, ...]]
+) -> Suite | None:
+    """Sets the sentinel's prompts aside from those to be measured (in place); at most a quarter of the domain's."""
+    if campaign.sentinel is None:
+        return None
+    domain = campaign.sentinel.domain or next(iter(suites))
+    if domain not in suites:
+        raise PromptError(f"sentinel.domain {domain!r} is not one of the domains: {', '.join(suites)}")
+    order = stable_shuffle(measured_ids[domain], campaign.seed, SENTINEL)
+    count = min(max(campaign.sentinel.requests, campaign.sentinel_level), max(1, len(order) // _WARMUP_SHARE))
+    taken = set(order[:count])
+    if len(order) > count:
+        measured_ids[domain] = tuple(name for name in measured_ids[domain] if name not in taken)
+    return make_suite(SENTINEL, [prompt for prompt in suites[domain].prompts if prompt.id in taken])
 
 
 def _keep_for_warmup(

@@ -41,6 +41,8 @@ def markdown(summary: Summary) -> str:
                 found = [row.comparison for row in words.rows(summary, arm, domain)]
                 lines.append(f"- {_plain(domain)}: " + ", ".join(f"{_number(x)} ({x.verdict})" for x in found))
             lines.append("")
+        for sentence in (*words.condition_sentences(summary, arm), words.correction(summary, arm)):
+            lines += [_plain(sentence), ""] if sentence else []
         if outlook := words.outlook(summary, arm):
             lines += [_plain(outlook), ""]
         for a in summary.agreement:

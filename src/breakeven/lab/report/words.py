@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from breakeven.lab.stats.breakeven import describe_ranges
 from breakeven.lab.summary import ALL, AcceptanceSummary, BreakEvenSummary, Comparison, LevelSummary, Summary
 from breakeven.lab.verdict import Verdict
 
@@ -117,6 +118,47 @@ def break_even_sentence(found: BreakEvenSummary, confidence: float) -> str:
     else:
         interval = f"{low} to {high}"
     return f"Break-even is at {_number(found.level)} streams ({confidence:.0%} interval: {interval})."
+
+
+def condition_sentences(summary: Summary, arm: str) -> list[str]:
+    """Did the prompts' domain matter? A sentence per contrast, over all levels; empty with one domain."""
+    sentences = []
+    for r in summary.interactions:
+        if (r.arm, r.metric, r.level) == (arm, "throughput", None):
+            interval = "" if r.ci_low is None or r.ci_high is None else f" [{percent(r.ci_low)}, {percent(r.ci_high)}]"
+            sentences.append(
+                f"Domain: the ratio in {r.condition} against {r.against}, over all levels, is"
+                f" {percent(r.ratio)}{interval}, {r.verdict}."
+            )
+    return sentences
+
+
+def correction(summary: Summary, arm: str) -> str:
+    """Levels whose verdict stands alone, but not as one of several; empty if there are none."""
+    alpha = 1 - summary.campaign.confidence
+    weak = [
+        c.level
+        for c in summary.comparisons
+        if c.primary and c.arm == arm and c.verdict in ("pays", "hurts") and (c.p_adjusted or 0.0) > alpha
+    ]
+    if not weak:
+        return ""
+    return (
+        f"With all levels asked at once (Holm), the difference at {_streams(weak)} is not significant: take it as a"
+        " lead, not as a result."
+    )
+
+
+def sure_ranges(found: BreakEvenSummary) -> str:
+    """Where the arm surely pays or hurts, for a ratio that does not fall steadily; empty otherwise."""
+    if found.monotone or not found.levels:
+        return ""
+    parts = [
+        f"{word} {describe_ranges([(r.low, r.high) for r in ranges], found.levels)}"
+        for word, ranges in (("surely pays", found.surely_pays), ("surely hurts", found.surely_hurts))
+        if ranges
+    ]
+    return f"By intervals at each load it {' and '.join(parts)}." if parts else ""
 
 
 def _plural(number: str) -> str:

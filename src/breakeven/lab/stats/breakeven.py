@@ -41,6 +41,7 @@ class BreakEven:
     """`level` None: outside the levels measured, or no single crossing; `note` says which, in words.
 
     `ci_low`, `ci_high`: None where open (`low_open`, `high_open`), or where there is no interval (neither flag set).
+    `surely_pays`, `surely_hurts`: the ranges where the t interval of the mean, at each load by itself, excludes 1.
     `fitted`: the monotone log ratio at each of `levels`. `pays`: the ranges of load where the mean ratio is above 1.
     """
 
@@ -56,6 +57,8 @@ class BreakEven:
     pays: tuple[LoadRange, ...]
     blocks: int
     confidence: float
+    surely_pays: tuple[LoadRange, ...] = ()
+    surely_hurts: tuple[LoadRange, ...] = ()
 
 
 def break_even(
@@ -90,6 +93,8 @@ def break_even(
         level=level, ci_low=low, ci_high=high, note=note, low_open=low_open, high_open=high_open, monotone=monotone,
         levels=tuple(float(x) for x in loads), fitted=tuple(float(v) for v in fit), pays=pays, blocks=blocks,
         confidence=confidence,
+        surely_pays=_sure_ranges(loads, logs, confidence, 1) if blocks > 1 else (),
+        surely_hurts=_sure_ranges(loads, logs, confidence, -1) if blocks > 1 else (),
     )  # fmt: skip
 
 
@@ -282,6 +287,31 @@ def _not_rejected(left: Logs, right: Logs, confidence: float) -> list[float]:
         zero = -float(a.mean() / slope.mean())
         candidates += [zero] if 0 <= zero <= 1 else []
     return candidates
+
+
+def _sure_ranges(loads: Logs, logs: Logs, confidence: float, sign: int) -> tuple[LoadRange, ...]:
+    """The ranges of load where the interpolated mean is significantly positive (`sign` 1) or negative (−1).
+
+    Between two levels the loads not rejected are bounded by the roots of a quadratic, so it is enough to ask in the
+    middle of each piece between roots.
+    """
+    edges: list[tuple[float, float, bool]] = []  # pieces by load, and whether they are sure
+    for i in range(len(loads) - 1):
+        left, right = float(loads[i]), float(loads[i + 1])
+        cuts = sorted({0.0, 1.0, *_not_rejected(logs[:, i], logs[:, i + 1], confidence)})
+        for start, end in itertools.pairwise(cuts):
+            middle = (start + end) / 2
+            sure = _sign((1 - middle) * logs[:, i] + middle * logs[:, i + 1], confidence) == sign
+            edges.append((_between(left, right, start), _between(left, right, end), sure))
+    if not edges:  # a single level
+        return ((None, None),) if _sign(logs[:, 0], confidence) == sign else ()
+    ranges: list[LoadRange] = []
+    for sure, pieces in itertools.groupby(edges, key=lambda piece: piece[2]):
+        if sure:
+            held = list(pieces)
+            first, last = held[0][0], held[-1][1]
+            ranges.append((None if first <= loads[0] else first, None if last >= loads[-1] else last))
+    return tuple(ranges)
 
 
 def _roots(a: float, b: float, c: float) -> list[float]:
