@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from breakeven.lab.plan import Schedule
     from breakeven.lab.records import RunDirectory
     from breakeven.lab.runner import Outcome
+    from breakeven.lab.summary import Summary
 
 _SHOWN_INVALID = 5
 
@@ -75,11 +76,34 @@ def quickstart(
 
 def plan(
     file: Annotated[Path, typer.Argument(help="Campaign file (YAML); see docs/campaign.md.", show_default=False)],
+    pilot: Annotated[
+        Path | None,
+        typer.Option(
+            "--pilot", help="A run whose scatter and durations are used.", file_okay=False, show_default=False
+        ),
+    ] = None,
+    scatter: Annotated[
+        float | None,
+        typer.Option(
+            "--scatter",
+            min=0.0001,
+            max=0.9999,
+            show_default=False,
+            help="Standard deviation of a block's log ratio, without a pilot; 0.03: launches differ by 3%.",
+        ),
+    ] = None,
+    effect: Annotated[
+        float | None,
+        typer.Option("--effect", min=0.0001, max=100.0, show_default=False, help="Change to be shown; 0.05: 5%."),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=0, max=100_000, show_default=False, help="For the cost in GPU hours.")
+    ] = None,
 ) -> None:
-    """Show what a campaign would run, in which order and how long it takes. Starts nothing."""
+    """Show what a campaign would run, how long it takes, what it costs and what it can show. Starts nothing."""
     with _plain_errors():
         campaign, _, schedule = _load(file)
-        _print_plan(campaign, schedule)
+        _print_plan(campaign, schedule, _pilot(pilot), scatter, effect, gpus)
 
 
 def run(
@@ -124,6 +148,13 @@ def report(
 
 
 # Steps
+
+
+def _pilot(directory: Path | None) -> Summary | None:
+    from breakeven.lab.analysis import analyse
+    from breakeven.lab.records import RunDirectory
+
+    return None if directory is None else analyse(RunDirectory.open(directory))
 
 
 def _load(file: Path) -> tuple[Campaign, str, Schedule]:
@@ -194,9 +225,17 @@ def _report(directory: RunDirectory) -> None:
     typer.echo(f"report: {directory.path / 'report.html'}")
 
 
-def _print_plan(campaign: Campaign, schedule: Schedule) -> None:
+def _print_plan(
+    campaign: Campaign,
+    schedule: Schedule,
+    pilot: Summary | None,
+    scatter: float | None,
+    effect: float | None,
+    gpus: int | None,
+) -> None:
     from breakeven.lab.arms import make_arm
-    from breakeven.lab.plan import assumed_cell_s, assumed_launch_s, detectable
+    from breakeven.lab.pilot import duration_s, gpu_hours
+    from breakeven.lab.plan import detectable
     from breakeven.lab.progress import duration
 
     console = Console()
@@ -221,7 +260,7 @@ def _print_plan(campaign: Campaign, schedule: Schedule) -> None:
             str(block + 1),
             ", ".join(launch.arm for launch in launches),
             ", ".join(dict.fromkeys(cell.key.condition for cell in first)),
-            ", ".join(dict.fromkeys(str(cell.key.level) for cell in first)),
+            ", ".join(dict.fromkeys(str(c.key.level) for c in first if c.key.condition in schedule.conditions)),
         )
     typer.echo("")
     console.print(table)
@@ -229,22 +268,70 @@ def _print_plan(campaign: Campaign, schedule: Schedule) -> None:
     typer.echo(f"\nRequests in a cell, by streams: {sizes}")
     for note in schedule.notes:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
-    can_show = ", ".join(
-        f"{effect:.0%} if launches scatter by {scatter:.0%}" for scatter, effect in detectable(campaign)
-    )
-    typer.echo(
-        f"Smallest change of throughput that {campaign.blocks} blocks show with 80% probability: {can_show}"
-        if can_show
-        else "One block gives no interval, and every verdict will be undecided: use at least two, better five"
-    )
-    total = sum(assumed_cell_s(campaign, c.key.level) for c in cells)
-    total += len(schedule.launches) * assumed_launch_s(campaign)
     assumed = campaign.assumptions
-    typer.echo(
-        f"Expected duration: about {duration(total)}, if a server starts in {assumed.startup_s:g} s, gives "
-        f"{assumed.tokens_per_second:g} tok/s at one stream and every answer is of full length (assumptions: in the "
-        f"campaign file)"
+    known = scatter if scatter is not None else assumed.launch_scatter
+    if pilot is not None or known is not None:
+        stated = campaign.model_copy(update={"assumptions": assumed.model_copy(update={"launch_scatter": known})})
+        _print_outlook(console, stated, effect if effect is not None else campaign.margin, pilot)
+    else:
+        can_show = ", ".join(f"{least:.0%} if launches scatter by {by:.0%}" for by, least in detectable(campaign))
+        typer.echo(
+            f"Smallest change of throughput that {campaign.blocks} blocks show with 80% probability: {can_show}"
+            if can_show
+            else "One block gives no interval, and every verdict will be undecided: use at least two, better five"
+        )
+    total = duration_s(campaign, schedule, pilot)
+    basis = (
+        "by the pilot's cells; what it has not measured by the assumptions in the campaign file"
+        if pilot is not None
+        else f"if a server starts in {assumed.startup_s:g} s, gives {assumed.tokens_per_second:g} tok/s at one stream "
+        "and every answer is of full length (assumptions: in the campaign file)"
     )
+    most = "at most about" if campaign.stop.rule != "fixed" else "about"
+    typer.echo(f"Expected duration: {most} {duration(total)}, {basis}")
+    cards = gpus if gpus is not None else assumed.gpus
+    if cards:
+        typer.echo(
+            f"Cost: {gpu_hours(total, cards):.2g} GPU hours ({cards} GPU{'s' if cards > 1 else ''} held throughout)"
+        )
+
+
+def _print_outlook(console: Console, campaign: Campaign, effect: float, pilot: Summary | None) -> None:
+    """The table of what the planned blocks show at each level."""
+    from breakeven.lab.pilot import outlook
+
+    rows = outlook(campaign, effect, pilot)
+    if not rows:
+        typer.echo("The pilot has no two valid blocks at any level, so it says nothing of the scatter")
+        return
+    blocks = campaign.blocks
+    table = Table(title=f"What {blocks} blocks show", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in (
+        "arm",
+        "streams",
+        "scatter",
+        f"interval after {blocks}",
+        "detects (80%)",
+        f"blocks for {effect:.3g}",
+    ):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    for row in rows:
+        width = "–"
+        if row.half_width is not None and row.half_width_upper is not None:
+            upper = f" (to {row.half_width_upper:.1%})" if row.pilot_blocks else ""
+            width = f"±{row.half_width:.1%}{upper}"
+        table.add_row(
+            row.arm,
+            str(row.level),
+            f"{row.scatter:.1%}",
+            width,
+            "–" if row.detectable is None else f"{row.detectable:.1%}",
+            "> 10,000" if row.blocks_needed is None else f"{row.blocks_needed:,}",
+        )
+    console.print(table)
+    if pilot is not None:
+        few = max(row.pilot_blocks for row in rows)
+        typer.echo(f"Scatter from a pilot of {few} blocks; in brackets: if it is at the upper end of its 80% interval")
 
 
 # Errors and signals
