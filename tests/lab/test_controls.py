@@ -224,6 +224,17 @@ def test_a_block_in_another_state_is_named() -> None:
     assert not any("stands apart" in lint.message for lint in summary_of(given, records).lints)
 
 
+def test_few_blocks_are_said_to_miss_rare_states_and_ten_are_not() -> None:
+    def told(blocks: int) -> list[str]:
+        given = synthetic.campaign(blocks=blocks, levels=(1,))
+        lints = summary_of(given, synthetic.cells(given, synthetic.by_level())).lints
+        return [lint.message for lint in lints if "may not have shown itself" in lint.message]
+
+    (message,) = told(5)
+    assert "fewer than 45%" in message
+    assert told(10) == []
+
+
 # Where the ratio does not fall steadily
 
 
@@ -239,3 +250,28 @@ def test_a_ratio_that_rises_again_has_ranges_of_load_with_intervals() -> None:
     assert hurts.high is not None
     assert 1 < hurts.low < 2 < 5 < hurts.high < 10
     assert "surely hurts from" in words.sure_ranges(found)
+
+
+# Stopping early
+
+
+def test_a_campaign_that_stops_by_its_sequence_ends_when_all_is_decided_and_misses_nothing() -> None:
+    given = synthetic.campaign(stop="confidence_sequence", blocks=12, levels=(1, 10))
+    assert given.stop.rule == "confidence_sequence"
+    records = synthetic.cells(given, synthetic.by_level(), noise=0.005)
+    looks = []
+    for blocks in (2, 3, 6):
+        summary = summary_of(given, [r for r in records if r.key.block < blocks])
+        undecided = [c.level for c in summary.comparisons if c.primary and c.verdict == "undecided"]
+        assert bool(summary.missing) == (bool(undecided) or blocks < given.stop.min_blocks)
+        looks.append(bool(undecided))
+    assert looks[0] is True
+    assert looks[-1] is False
+    fixed = summary_of(synthetic.campaign(blocks=12, levels=(1, 10)), [r for r in records if r.key.block < 6])
+    early = summary_of(given, [r for r in records if r.key.block < 6])
+    assert len(fixed.missing) == 48
+    for wide, narrow in zip(early.comparisons, fixed.comparisons, strict=True):
+        assert wide.ratio == narrow.ratio
+        assert (wide.ci_low or 0) < (narrow.ci_low or 0) < (narrow.ci_high or 0) < (wide.ci_high or 0)
+    wide_even, narrow_even = early.break_even["ngram"], fixed.break_even["ngram"]
+    assert (wide_even.ci_low or 0) < (narrow_even.ci_low or 0) < (narrow_even.ci_high or 0) < (wide_even.ci_high or 99)

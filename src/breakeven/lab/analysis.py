@@ -34,9 +34,10 @@ from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
 from breakeven.lab.stats.breakeven import break_even
 from breakeven.lab.stats.power import noise_floor, smallest_detectable
-from breakeven.lab.stats.ratio import RatioEstimate, log_ratios, ratio_from_logs, sequence_ratio
+from breakeven.lab.stats.ratio import RatioEstimate, log_ratios, ratio_from_logs
 from breakeven.lab.stats.robust import hodges_lehmann
 from breakeven.lab.stats.signflip import sign_flip
+from breakeven.lab.stopping import decided, estimator
 from breakeven.lab.summary import (
     ALL,
     SCHEMA_VERSION,
@@ -148,9 +149,11 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
     main_effects, interactions = factor_effects(campaign, conditions, [metric for metric, _, _ in METRICS], figures)
     sentinels = sentinel_summaries(campaign, _visits(guards))
     every = [*cells, *guards]
+    begun = max(cell.key.block for cell in every) + 1
+    blocks = begun if decided(campaign, comparisons, begun) else campaign.blocks  # that the run was to have
     return Summary(
         schema_version=SCHEMA_VERSION,
-        run=_identity(campaign, conditions, every),
+        run=_identity(campaign, conditions, every, blocks),
         campaign=_digest(campaign, conditions),
         environment=dict(environment),
         comparisons=comparisons,
@@ -166,7 +169,7 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
         distributions=_distributions(campaign, conditions, valid),
         noise=_noise(campaign, conditions, comparisons, values),
         invalid=[_invalid(cell) for cell in every if not cell.valid],
-        missing=_missing(campaign, conditions, every),
+        missing=_missing(campaign, conditions, every, blocks),
         lints=[*_lints(campaign, conditions, every, valid), *control_lints(campaign, comparisons, sentinels)],
         cells=[_cell_summary(cell) for cell in every],
         interactions=interactions,
@@ -230,18 +233,18 @@ def _ordered(cells: Sequence[_Cell], campaign: Campaign, conditions: Sequence[st
     return ordered
 
 
-def _missing(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell]) -> list[str]:
+def _missing(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell], blocks: int) -> list[str]:
     present = {cell.key for cell in cells}
     planned = (
         CellKey(block, arm, condition, level)
-        for block in range(campaign.blocks)
+        for block in range(blocks)
         for arm in campaign.arms
         for condition in conditions
         for level in sorted(campaign.levels)
     )
     sentinels = (
         CellKey(block, arm, SENTINEL, campaign.sentinel_level)
-        for block in range(campaign.blocks if campaign.sentinel is not None else 0)
+        for block in range(blocks if campaign.sentinel is not None else 0)
         for arm in campaign.arms
     )
     return [key.id for key in (*planned, *sentinels) if key not in present]
@@ -332,9 +335,7 @@ def _compare(
             p_sign_flip=None, hodges_lehmann=None, sd_log=None, blocks_needed=None, provenance=Provenance.DERIVED,
         )  # fmt: skip
     logs = log_ratios([theirs[b].value for b in blocks], [ours[b].value for b in blocks])
-    # A campaign that may stop at any block needs intervals that hold at every block.
-    estimate_of = sequence_ratio if campaign.stop.rule == "confidence_sequence" else ratio_from_logs
-    estimate = estimate_of(logs, campaign.confidence)
+    estimate = estimator(campaign)(logs, campaign.confidence)
     higher = better == "higher"
     decided = verdict(estimate, campaign.margin, higher_is_better=higher)
     more = more_blocks(estimate, campaign.margin)
@@ -383,6 +384,7 @@ def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Seque
         [row.level for row in rows],
         [[math.log(row.block_ratios[b]) if b in row.block_ratios else math.nan for row in rows] for b in blocks],
         campaign.confidence,
+        anytime=campaign.stop.rule == "confidence_sequence",
     )
     return BreakEvenSummary(
         level=found.level,
@@ -666,14 +668,14 @@ def _mean_length(cells: Sequence[_Cell]) -> float | None:
 # Records of what was done
 
 
-def _identity(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell]) -> RunIdentity:
+def _identity(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell], blocks: int) -> RunIdentity:
     measured = [cell for cell in cells if cell.record.requests] or list(cells)
     return RunIdentity(
         name=campaign.name,
         started=_iso(min(cell.record.started_ns for cell in measured)),
         ended=_iso(max(cell.record.ended_ns for cell in measured)),
         breakeven_version=__version__,
-        cells_planned=campaign.blocks
+        cells_planned=blocks
         * len(campaign.arms)
         * (len(conditions) * len(campaign.levels) + (campaign.sentinel is not None)),
         cells_finished=len(cells),

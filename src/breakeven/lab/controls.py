@@ -16,6 +16,7 @@ from breakeven.lab.stats.student import t_quantile, t_tail
 from breakeven.lab.summary import ALL, AaLevel, AaSummary, Comparison, Lint, SentinelPoint, SentinelSummary
 
 _HOUR_NS = 3.6e12
+_FEW_BLOCKS = 10  # below, a state that a fifth of the launches fall into may go unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,18 @@ def _slope(visits: Sequence[Visit], confidence: float) -> tuple[float | None, fl
 def control_lints(
     campaign: Campaign, comparisons: Sequence[Comparison], sentinels: Sequence[SentinelSummary]
 ) -> list[Lint]:
-    """Blocks that do not belong with the others, and a machine that drifted."""
+    """Few blocks, blocks that do not belong with the others, and a machine that drifted."""
     lints = []
+    pooled = [c.blocks for c in comparisons if (c.metric, c.condition) == ("throughput", ALL) and c.blocks > 1]
+    if pooled and min(pooled) < _FEW_BLOCKS:
+        rare = -math.expm1(math.log(0.05) / min(pooled))
+        lints.append(
+            Lint(
+                message=f"{min(pooled)} blocks: a state that fewer than {rare:.0%} of an arm's launches fall into may"
+                " not have shown itself (risk 5%); no interval accounts for what no launch has shown",
+                cells=[],
+            )
+        )
     for c in comparisons:
         if (c.metric, c.condition) != ("throughput", ALL):
             continue

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from breakeven.lab.campaign import Campaign
 from breakeven.lab.stats.factorial import contrasts, main_effect
 from breakeven.lab.stats.ratio import RatioEstimate
+from breakeven.lab.stopping import estimator
 from breakeven.lab.summary import FactorEffect, FactorVerdict, MetricName
 from breakeven.lab.verdict import verdict
 
@@ -41,7 +42,7 @@ def factor_effects(
                 ratios = {
                     b: [a - t for a, t in zip(ours[b], baseline[b], strict=True)] for b in ours.keys() & baseline.keys()
                 }
-                estimate = main_effect([ratios[b] for b in sorted(ratios)], campaign.confidence)
+                estimate = main_effect([ratios[b] for b in sorted(ratios)], campaign.confidence, estimator(campaign))
                 if estimate is not None:
                     main.append(
                         _row(campaign, ARM, arm, "", campaign.baseline, metric, level, estimate, estimate.p_value)
@@ -71,7 +72,7 @@ def _rows(
     by_block: Mapping[int, Sequence[float]],
 ) -> list[FactorEffect]:  # fmt: skip
     rows = []
-    for found in contrasts([by_block[b] for b in sorted(by_block)], campaign.confidence):
+    for found in contrasts([by_block[b] for b in sorted(by_block)], campaign.confidence, estimator(campaign)):
         against = conditions[1] if len(conditions) == 2 else "the others"
         condition = conditions[found.condition]
         rows.append(_row(campaign, factor, arm, condition, against, metric, level, found.estimate, found.p_adjusted))

@@ -35,6 +35,7 @@ from breakeven.lab.events import (
 )
 from breakeven.lab.plan import PlannedCell, PlannedLaunch, Schedule, cell_salt
 from breakeven.lab.records import CellKey, CellRecord, RecordError, RunDirectory
+from breakeven.lab.stopping import stop_after
 from breakeven.lab.workload.prompt import Prompt, salted
 from breakeven.lab.workload.request import chat_body, completion_body
 
@@ -60,7 +61,7 @@ class Outcome:
     measured: int
     invalid: Mapping[str, tuple[str, ...]]
     start_failures: tuple[str, ...] = ()
-    stopped: bool = False
+    stopped: bool = False  # by a server's death
 
 
 @dataclass(slots=True)
@@ -152,7 +153,9 @@ class CampaignRunner:
         self.on_event(RunBegan(total, len(done), len(todo)))
         stopped = False
         try:
-            for launch, cells in todo:
+            for position, (launch, cells) in enumerate(todo):
+                if self._ends_before(launch.block, new=position == 0 or todo[position - 1][0].block != launch.block):
+                    break
                 self._launch_until_done(launch, cells)
         except ServerDiedError as problem:
             stopped = True
@@ -167,6 +170,18 @@ class CampaignRunner:
             self.run.journal("run_finished")
         invalid = self._all_invalid()
         return Outcome(total, len(self.run.measured_ids()), invalid, tuple(self._start_failures), stopped)
+
+    def _ends_before(self, block: int, *, new: bool) -> bool:
+        """Does the campaign's stopping rule say that the blocks so far are enough? Asked once at each new block."""
+        if not new or not stop_after(self.run, block):
+            return False
+        self.run.journal("run_decided", blocks=block)
+        self.on_event(
+            Notice(
+                f"every comparison of {self.campaign.primary_metric} is decided after {block} blocks: stopping there"
+            )
+        )
+        return True
 
     def _all_invalid(self) -> dict[str, tuple[str, ...]]:
         """The invalid cells on disk, of earlier starts too."""

@@ -67,7 +67,9 @@ class RunIdentity(_Model):
     started: str = Field(description="start of the first cell, ISO 8601, UTC")
     ended: str = Field(description="end of the last cell, ISO 8601, UTC")
     breakeven_version: str = Field(description="version of breakeven that computed the summary")
-    cells_planned: int = Field(description="blocks × arms × conditions × levels of the campaign")
+    cells_planned: int = Field(
+        description="blocks × arms × (conditions × levels, and the sentinel), of the blocks up to a declared stop"
+    )
     cells_finished: int = Field(description="cells on disk, invalid ones included")
     cells_invalid: int = Field(description="finished cells that failed a gate")
 
@@ -137,8 +139,11 @@ class Comparison(_Model):
     metric: MetricName = Field(description="throughput is the primary one; ttft, tpot, latency are means over requests")
     better: Better = Field(description="lower: a ratio below 1 is better (latencies)")
     ratio: Number | None = Field(description="geometric mean of arm ÷ baseline over blocks; null without a valid block")
-    ci_low: Number | None = Field(description="lower end of the paired t interval on logs; null with one block")
-    ci_high: Number | None = Field(description="upper end; null with one block")
+    ci_low: Number | None = Field(
+        description="lower end of the paired t interval on logs (of the confidence sequence where the campaign stops"
+        " by one); null with one block, or while it has no bounds"
+    )
+    ci_high: Number | None = Field(description="upper end; null likewise")
     blocks: int = Field(description="blocks in which both arms' cells are valid")
     block_ratios: dict[int, Number] = Field(description="arm ÷ baseline by number of block")
     verdict: Verdict = Field(description="pays, hurts, equivalent, or undecided")

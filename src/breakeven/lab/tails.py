@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from breakeven.lab.campaign import Campaign
 from breakeven.lab.stats.multiplicity import benjamini_hochberg
 from breakeven.lab.stats.quantile import QuantileRatio, quantile_ratio
-from breakeven.lab.stats.ratio import ratio_from_logs
+from breakeven.lab.stopping import estimator
 from breakeven.lab.summary import ALL, TailComparison, TimeName
 from breakeven.lab.verdict import Verdict, verdict
 
@@ -56,6 +56,7 @@ def _row(
             seed=campaign.seed,
             confidence=campaign.confidence,
             resamples=_RESAMPLES,
+            estimate=estimator(campaign),
         )
     except ValueError as problem:  # times of 0 ms have no ratio
         found = QuantileRatio(quantile, None, None, None, len(baseline), str(problem))
@@ -72,7 +73,9 @@ def _verdict(campaign: Campaign, found: QuantileRatio) -> Verdict:
     if found.ratio is None or found.ci_low is None or found.ci_high is None:
         return "undecided"
     if found.method == "blocks":
-        return verdict(ratio_from_logs(found.block_logs, campaign.confidence), campaign.margin, higher_is_better=False)
+        return verdict(
+            estimator(campaign)(found.block_logs, campaign.confidence), campaign.margin, higher_is_better=False
+        )
     if found.ratio > 1 + campaign.margin and found.ci_low > 1:
         return "hurts"
     return "pays" if found.ratio < 1 / (1 + campaign.margin) and found.ci_high < 1 else "undecided"

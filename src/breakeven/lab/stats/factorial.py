@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breakeven.lab.stats.multiplicity import holm
-from breakeven.lab.stats.ratio import RatioEstimate, ratio_from_logs
+from breakeven.lab.stats.ratio import Estimator, RatioEstimate, ratio_from_logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,9 @@ class Contrast:
     p_adjusted: float | None
 
 
-def contrasts(logs: Sequence[Sequence[float]], confidence: float = 0.95) -> list[Contrast]:
+def contrasts(
+    logs: Sequence[Sequence[float]], confidence: float = 0.95, estimate: Estimator = ratio_from_logs
+) -> list[Contrast]:
     """Each condition against the mean of the others. `logs[b][c]`: shape (blocks, conditions).
 
     Blocks with a value missing (nan) are left out. No contrast with fewer than two conditions or without a complete
@@ -42,16 +44,18 @@ def contrasts(logs: Sequence[Sequence[float]], confidence: float = 0.95) -> list
         return []
     others = (data.sum(axis=1, keepdims=True) - data) / (conditions - 1)
     wanted = range(1) if conditions == 2 else range(conditions)
-    estimates = [ratio_from_logs((data - others)[:, c].tolist(), confidence) for c in wanted]
+    estimates = [estimate((data - others)[:, c].tolist(), confidence) for c in wanted]
     known = [e.p_value for e in estimates if e.p_value is not None]
     adjusted: Sequence[float | None] = holm(known) if len(known) == len(estimates) else [None] * len(estimates)
     return [Contrast(c, e, p) for c, e, p in zip(wanted, estimates, adjusted, strict=True)]
 
 
-def main_effect(logs: Sequence[Sequence[float]], confidence: float = 0.95) -> RatioEstimate | None:
+def main_effect(
+    logs: Sequence[Sequence[float]], confidence: float = 0.95, estimate: Estimator = ratio_from_logs
+) -> RatioEstimate | None:
     """The mean over conditions, each of the same weight; None without a complete block. Raises ValueError as above."""
     data = _complete(logs)
-    return ratio_from_logs(data.mean(axis=1).tolist(), confidence) if data.size else None
+    return estimate(data.mean(axis=1).tolist(), confidence) if data.size else None
 
 
 def _complete(logs: Sequence[Sequence[float]]) -> NDArray[np.float64]:

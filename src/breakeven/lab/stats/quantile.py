@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from breakeven.lab.stats.bootstrap import expanded_percentiles, resampled_quantile_logs
-from breakeven.lab.stats.ratio import ratio_from_logs
+from breakeven.lab.stats.ratio import Estimator, ratio_from_logs
 
 FLOOR_CONFIDENCE = 0.99
 FLOOR_TOLERATED = 1
@@ -84,6 +84,7 @@ def quantile_ratio(
     seed: int,
     confidence: float = 0.95,
     resamples: int = 1000,
+    estimate: Estimator = ratio_from_logs,
 ) -> QuantileRatio:
     """The ratio of the arms' quantiles with its interval and, as a sensitivity check, the bootstrap's.
 
@@ -104,11 +105,11 @@ def quantile_ratio(
         low, high = (math.exp(end) for end in expanded_percentiles(logs, blocks, confidence))
     if in_blocks:
         block_logs = [_log(theirs, quantile) - _log(ours, quantile) for ours, theirs in zip(baseline, arm, strict=True)]
-        estimate = ratio_from_logs(block_logs, confidence)
+        found = estimate(block_logs, confidence)
         return QuantileRatio(
-            quantile, estimate.ratio, estimate.ci_low, estimate.ci_high, blocks,
+            quantile, found.ratio, found.ci_low, found.ci_high, blocks,
             "one block: no interval" if blocks == 1 else "", "blocks" if blocks > 1 else None, low, high, fewest,
-            estimate.p_value, tuple(block_logs),
+            found.p_value, tuple(block_logs),
         )  # fmt: skip
     point = math.exp(_log(np.concatenate(arm), quantile) - _log(np.concatenate(baseline), quantile))
     note = (

@@ -8,13 +8,16 @@ is the paired t test's against a ratio of 1, two-sided.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from breakeven.lab.stats.sequence import critical_t, log_e_value
 from breakeven.lab.stats.student import check_confidence, t_quantile, t_tail
+
+# From one log ratio per block and a confidence to the estimate: `ratio_from_logs` or `sequence_ratio`.
+Estimator = Callable[[Sequence[float], float], "RatioEstimate"]
 
 
 @dataclass(frozen=True, slots=True)
