@@ -450,3 +450,18 @@ def test_a_campaign_ends_at_its_declared_confidence_sequence_and_stays_ended(tmp
     assert summary.run.cells_planned == done
     _, again = execute(tmp_path / "run", given)
     assert again.measured == done
+
+
+def test_a_campaign_with_its_controls_runs_them_and_reports_them(tmp_path: Path) -> None:
+    given = campaign(levels=[1], blocks=2, aa=True, sentinel={"requests": 2})
+    run, outcome = execute(tmp_path / "run", given)
+    assert (outcome.cells, outcome.measured, outcome.invalid) == (12, 12, {})
+    summary = analyse(run)
+    assert summary.aa is not None
+    assert [row.level for row in summary.aa.levels] == [1]
+    assert [len(row.points) for row in summary.sentinel] == [2, 2, 2]
+    assert summary.campaign.conditions == ["coding"]
+    assert summary.missing == []
+    sentinels = [record for record in run.read_cells() if record.key.condition == "sentinel"]
+    assert len({tuple(r.prompt_id for r in record.requests) for record in sentinels}) == 1
+    assert len({record.extra["bodies_sha256"] for record in sentinels}) == 1
