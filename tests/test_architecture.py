@@ -43,6 +43,7 @@ PURE = (
     "engine/request.py",
     "engine/tree.py",
     "engine/verify.py",
+    "train/loops.py",
     "predict",
 )
 # Not pure, but must work (and be tested, and replayed) without torch.
@@ -172,17 +173,28 @@ def test_lab_never_imports_engine_and_engine_never_imports_lab() -> None:
     assert faults == []
 
 
-def test_neither_lab_nor_engine_knows_the_command_line() -> None:
+def test_training_knows_the_engine_and_nobody_but_the_command_line_knows_training() -> None:
     faults = [
         _where(path, imported)
-        for path in _sources("lab", "engine")
+        for rooms, others in ((("lab", "engine"), "breakeven.train"), (("train",), "breakeven.lab"))
+        for path in _sources(*rooms)
+        for imported in _imports(path)
+        if imported.within(others)
+    ]
+    assert faults == []
+
+
+def test_neither_lab_nor_engine_nor_training_knows_the_command_line() -> None:
+    faults = [
+        _where(path, imported)
+        for path in _sources("lab", "engine", "train")
         for imported in _imports(path)
         if imported.within("breakeven.cli", "typer")
     ]
     assert faults == []
 
 
-def test_the_command_line_imports_lab_and_engine_only_inside_functions() -> None:
+def test_the_command_line_imports_lab_engine_and_training_only_inside_functions() -> None:
     standard = set(sys.stdlib_module_names) | {"typer", "rich", "breakeven"}
     faults = [
         _where(path, imported)
@@ -190,7 +202,10 @@ def test_the_command_line_imports_lab_and_engine_only_inside_functions() -> None
         for imported in _imports(path)
         if not imported.lazy
         and not imported.typing_only
-        and (imported.within("breakeven.lab", "breakeven.engine") or imported.module.split(".")[0] not in standard)
+        and (
+            imported.within("breakeven.lab", "breakeven.engine", "breakeven.train")
+            or imported.module.split(".")[0] not in standard
+        )
     ]
     assert faults == []
 
@@ -288,13 +303,15 @@ def test_the_block_of_these_tests_blocks(tmp_path: Path) -> None:
 
 def _rows() -> dict[str, str]:
     """Room → whose job: the rows of the page's table whose first cell is a path in backquotes."""
-    rows = re.findall(r"^\| `((?:lab|engine|cli)/[\w./]+)` \| (.+?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `((?:lab|engine|train|cli)/[\w./]+)` \| (.+?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
     return {name.rstrip("/"): job for name, job in rows}
 
 
 def _top_level_modules() -> set[str]:
     found: set[str] = set()
-    for room in ("lab", "engine", "cli"):
+    for room in ("lab", "engine", "train", "cli"):
         for path in (PACKAGE / room).iterdir():
             is_module = path.suffix == ".py" and path.name != "__init__.py"
             if is_module or (path.is_dir() and any(path.rglob("*.py"))):

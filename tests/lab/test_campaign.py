@@ -106,7 +106,13 @@ def test_the_quickstart_is_a_campaign_that_fits_into_five_minutes_as_assumed() -
         (GOOD.replace("type: embedded,", "type: vllm,"), 3, "unknown type 'vllm': choose one of embedded, attach"),
         (GOOD.replace("{type: embedded}", "{}"), 2, "'type' is missing"),
         (GOOD.replace("{algorithm: ngram}", "{algorithm: ngrm}"), 3, "must be 'ngram' or 'eagle3', found \"ngrm\""),
-        (GOOD.replace("{algorithm: ngram}", "{algorithm: eagle3}"), 3, "eagle3 needs draft_model_path"),
+        (
+            GOOD.replace(
+                "embedded, speculation: {algorithm: ngram}", "embedded, model: /m, speculation: {algorithm: eagle3}"
+            ),
+            3,
+            "eagle3 needs speculation.draft_model_path",
+        ),
         (GOOD.replace("{algorithm: ngram}", "ngram"), 3, "must be 'off' or a mapping with an algorithm"),
         (GOOD.replace("{type: embedded}", "{type: embedded, flags: [--port=3]}"), 2, "--port is set by the lab itself"),
         (GOOD.replace("{type: embedded}", "{type: attach, url: localhost}"), 2, "is not a URL of a server"),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from breakeven import __version__
-from breakeven.cli import lab, selftest, serve
+from breakeven.cli import lab, selftest, serve, train
 
 app = typer.Typer(
     name="breakeven",
@@ -36,6 +36,7 @@ def main(
 lab.register(app)
 selftest.register(app)
 serve.register(app)
+train.register(app)
 
 if __name__ == "__main__":
     app()

@@ -137,10 +137,11 @@ class Engine:
             raise ConfigError(f"device is {config.device!r}, but PyTorch sees no CUDA device here; use --device cpu")
         model = load_model(name_or_path)
         dtype = _DTYPES[config.dtype]
+        weights = model.weights(dtype)
         drafter = None
         if config.speculation is not None and config.speculation.algorithm == "eagle3":
-            drafter = _load_drafter(name_or_path, config.speculation, model.config, dtype)
-        return cls(model.config, model.tokenizer, model.weights(dtype), config, controller, drafter)
+            drafter = _load_drafter(name_or_path, config.speculation, model.config, weights, dtype)
+        return cls(model.config, model.tokenizer, weights, config, controller, drafter)
 
     def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """RequestError unless the request can be served."""
@@ -396,8 +397,13 @@ def _kept_rows(scheduled: Sequence[Scheduled], rounds: Sequence[tuple[Scheduled,
 
 
 def _load_drafter(
-    name_or_path: str, speculation: SpeculationConfig, target: ModelConfig, dtype: torch.dtype
+    name_or_path: str,
+    speculation: SpeculationConfig,
+    target: ModelConfig,
+    target_weights: Mapping[str, Tensor],
+    dtype: torch.dtype,
 ) -> DrafterCheckpoint:
+    """The drafter that `speculation` names, else the one in the box. ConfigError if none is there or fits."""
     from breakeven.engine.models.drafter_load import default_drafter, load_drafter
 
     directory = speculation.draft_model_path or default_drafter(name_or_path)
@@ -409,7 +415,7 @@ def _load_drafter(
     loaded = load_drafter(directory, target, layer_ids=speculation.draft_layer_ids)
     for note in loaded.notes:
         logger.info("drafter: %s", note)
-    return DrafterCheckpoint(loaded.config, loaded.weights(dtype))
+    return DrafterCheckpoint(loaded.config, loaded.weights(dtype, target_weights))
 
 
 def _count(stats: SpeculationStats, drafted: int, emitted: int) -> None:

@@ -27,6 +27,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+_MODELS_WITH_A_DRAFTER = ("smollm2-135m",)
+
+
 class Speculation(Section):
     """What the embedded engine drafts each round, in SGLang's terms. None: the engine's own default."""
 
@@ -34,14 +37,12 @@ class Speculation(Section):
     num_steps: int | None = Field(default=None, ge=1, le=64)
     eagle_topk: int | None = Field(default=None, ge=1, le=64)
     num_draft_tokens: int | None = Field(default=None, ge=2, le=64)
-    draft_model_path: str | None = None
+    draft_model_path: str | None = None  # None: the drafter in the box
     ngram_min: int | None = Field(default=None, ge=1)
     ngram_max: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.algorithm == "eagle3" and self.draft_model_path is None:
-            raise ValueError("eagle3 needs draft_model_path, the directory of the drafter")
         if (
             self.num_draft_tokens is not None
             and (self.eagle_topk or 1) == 1
@@ -91,6 +92,21 @@ class EmbeddedArm(Section):
     @classmethod
     def _flags(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
         return _refuse_options_of_ours(flags)
+
+    @model_validator(mode="after")
+    def _has_drafter(self) -> Self:
+        speculation = self.speculation
+        if (
+            isinstance(speculation, Speculation)
+            and speculation.algorithm == "eagle3"
+            and speculation.draft_model_path is None
+            and self.model not in _MODELS_WITH_A_DRAFTER
+        ):
+            raise ValueError(
+                f"eagle3 needs speculation.draft_model_path for the model {self.model!r}: the drafter in the box is for "
+                f"{' and '.join(_MODELS_WITH_A_DRAFTER)}"
+            )
+        return self
 
     @property
     def can_reset(self) -> bool:

@@ -1,0 +1,1 @@
+"""Training an EAGLE-3 drafter: prompts, answers of the target itself, vocabulary, training, evaluation, export."""

@@ -1,0 +1,67 @@
+"""The card that stands beside a checkpoint, and the report of a run: JSON for programs, Markdown for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from breakeven.train.evaluate import table_lines
+from breakeven.train.files import write_bytes, write_json
+
+
+def write_card(directory: Path, card: Mapping[str, Any], name: str = "README.md") -> None:
+    """`card.json` and the Markdown page."""
+    write_json(directory / "card.json", dict(card))
+    write_bytes(directory / name, ("\n".join(card_lines(card)) + "\n").encode())
+
+
+def card_lines(card: Mapping[str, Any]) -> list[str]:
+    """The page: what it is, how it was made, what it was trained on, what it accepts."""
+    lines = [f"# EAGLE-3 drafter for {card['target']}", ""]
+    lines += [f"Made by `{card['command']}` ({card['hardware']}, seed {card['seed']}).", ""]
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {key} | {value} |" for key, value in card["facts"].items()]
+    lines += [
+        "",
+        "## Data",
+        "",
+        "Answers are the target's own. Prompts by source:",
+        "",
+        "| source | licence | prompts |",
+    ]
+    lines += ["|---|---|---|"]
+    lines += [f"| {item['source']} | {item['licence']} | {item['prompts']} |" for item in card["data"]]
+    if card.get("training"):
+        last = card["training"][-1]
+        lines += [
+            "",
+            "## Training",
+            "",
+            "| depth | accuracy on held-out conversations | engine's replay |",
+            "|---|---|---|",
+        ]
+        replay = card.get("replay") or []
+        for depth, value in enumerate(last["accuracy"], 1):
+            other = f"{replay[depth - 1]:.3f}" if depth <= len(replay) else "–"
+            lines.append(f"| {depth} | {value:.3f} | {other} |")
+    for name, evaluation in card.get("evaluation", {}).items():
+        lines += ["", f"## Mean acceptance length: {name}", ""]
+        lines += ["Greedy, bonus token included, 95% interval over prompts; looping answers set apart.", ""]
+        lines += table_lines(evaluation)
+        for shape, table in evaluation.items():
+            lines += [""] + [f"- {shape}, {label}: {value:.3f}" for label, value in table["means"].items()]
+        lines += ["", "| share of rounds that accept position | " + " | ".join(evaluation) + " |"]
+        lines += ["|" + "---|" * (1 + len(evaluation))]
+        groups = sorted(next(iter(evaluation.values()))["groups"]) if evaluation else []
+        for group in groups:
+            cells = []
+            for table in evaluation.values():
+                shares = table["groups"].get(group, {}).get("all", {}).get("per_position", ())
+                cells.append(" ".join(f"{share:.2f}" for share in shares) or "–")
+            lines.append(f"| {group} | " + " | ".join(cells) + " |")
+    if card.get("decoded"):
+        lines += ["", "## What is learnt", "", "The learnt span of a few conversations, decoded:", ""]
+        for text in card["decoded"]:
+            lines += ["```text", text.replace("```", "'''"), "```", ""]
+    return lines
