@@ -103,8 +103,8 @@ class EmbeddedArm(Section):
             and self.model not in _MODELS_WITH_A_DRAFTER
         ):
             raise ValueError(
-                f"eagle3 needs speculation.draft_model_path for the model {self.model!r}: the drafter in the box is for "
-                f"{' and '.join(_MODELS_WITH_A_DRAFTER)}"
+                f"eagle3 needs speculation.draft_model_path for the model {self.model!r}: the drafter in the box is "
+                f"for {' and '.join(_MODELS_WITH_A_DRAFTER)}"
             )
         return self
 
