@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from breakeven import __version__
-from breakeven.cli import lab, serve
+from breakeven.cli import doctor, lab, serve
 
 app = typer.Typer(
     name="breakeven",
@@ -35,6 +35,7 @@ def main(
 
 lab.register(app)
 serve.register(app)
+doctor.register(app)
 
 if __name__ == "__main__":
     app()
