@@ -86,6 +86,12 @@ def _usage(requests: Sequence[RequestResult], gates: Gates) -> str:
         )
     if good and not uncounted and not any(r.completion_tokens for r in good):
         return "the server generated no token for any request"
+    fewer = [r for r in good if r.completion_tokens is not None and len(r.chunks) > r.completion_tokens + 1]
+    if fewer:
+        return (
+            f"{len(fewer)} answers have more chunks than tokens ({fewer[0].request_id}: {len(fewer[0].chunks)} chunks, "
+            f"{fewer[0].completion_tokens} tokens by usage): the server counts wrongly"
+        )
     return ""
 
 

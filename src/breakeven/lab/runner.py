@@ -35,6 +35,7 @@ from breakeven.lab.events import (
 )
 from breakeven.lab.plan import PlannedCell, PlannedLaunch, Schedule, cell_salt
 from breakeven.lab.records import CellKey, CellRecord, RecordError, RunDirectory
+from breakeven.lab.texts import common_word_share
 from breakeven.lab.workload.prompt import Prompt, salted
 from breakeven.lab.workload.request import chat_body, completion_body
 
@@ -83,7 +84,12 @@ def prepare(
     found["run_id"] = run_id or hashlib.sha256(f"{time.time_ns()}{invocation}".encode()).hexdigest()[:16]
     found["schedule_sha256"] = schedule.sha256
     found["suites"] = {
-        name: {"sha256": suite.sha256, "prompts": len(suite.prompts)} for name, suite in schedule.suites.items()
+        name: {
+            "sha256": suite.sha256,
+            "prompts": len(suite.prompts),
+            "common_word_share": common_word_share([m["content"] for p in suite.prompts for m in p.messages]),
+        }
+        for name, suite in schedule.suites.items()
     }
     return found
 
