@@ -23,7 +23,7 @@ SPECULATING = {"draft_tokens": 3, "tokens_per_chunk": (1, 3, 2)}
 
 @contextmanager
 def lifelike(**script: Any) -> Iterator[MockServer]:
-    given = {"lifelike": True, "first_chunk_s": 0.002, "gap_s": 0.002, "chunks": 60, "prefill_s_per_token": 1e-4}
+    given = {"lifelike": True, "first_chunk_s": 0.002, "gap_s": 0.001, "chunks": 60, "prefill_s_per_token": 1e-4}
     server = MockServer(MockScript(**{**given, **script}))
     thread = threading.Thread(target=server.serve)
     thread.start()

@@ -8,21 +8,24 @@ from __future__ import annotations
 import math
 import random
 import re
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import synthetic
-from run_helpers import campaign, execute, mock_arm
+from run_helpers import QUICK, campaign, execute, mock_arm
 
 from breakeven.lab import lints
 from breakeven.lab.analysis import analyse, summarise
 from breakeven.lab.campaign import Campaign
 from breakeven.lab.events import CellProgress, Event
 from breakeven.lab.metrics import cell_metrics
-from breakeven.lab.mock import MockProcess, MockScript
+from breakeven.lab.mock import MockProcess, MockScript, MockServer
 from breakeven.lab.mock.faults import FAULTS
 from breakeven.lab.quantity import Quantity
 from breakeven.lab.records import CellKey, CellRecord
@@ -37,10 +40,33 @@ DRAFTS = {"draft_tokens": 3, "tokens_per_chunk": [1, 3, 2]}
 SPECULATIVE = ["--speculative-config", '{"method": "ngram"}']
 
 
+@contextmanager
+def served(script: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A mock server in a thread (a process takes longer to start), as an arm."""
+    server = MockServer(MockScript.from_mapping({**QUICK, **script}))
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield {"type": "attach", "url": server.url, "reset_url": server.url + "/reset_prefix_cache"}
+    finally:
+        server.stop()
+        thread.join(5)
+
+
 def pair(tmp_path: Path, script: dict[str, Any], base: dict[str, Any] | None = None, **fields: Any) -> Summary:
     """One block of 2 streams: a sound arm, and one with a script; analysed from disk."""
-    arms = {"off": mock_arm(base), "bad": mock_arm(script)}
-    given = campaign(arms, blocks=1, levels=[2], requests={"requests_per_stream": 2, "min_requests": 4}, **fields)
+    with served(base or {}) as off, served(script) as bad:
+        return measured(tmp_path, {"off": off, "bad": bad}, **fields)
+
+
+def launched(tmp_path: Path, script: dict[str, Any], base: dict[str, Any] | None = None, **fields: Any) -> Summary:
+    """The same with servers that the lab starts."""
+    return measured(tmp_path, {"off": mock_arm(base), "bad": mock_arm(script)}, **fields)
+
+
+def measured(tmp_path: Path, arms: dict[str, Any], **fields: Any) -> Summary:
+    sizes = {"requests_per_stream": 2, "min_requests": 4}
+    given = campaign(arms, **{"blocks": 1, "levels": [2], "requests": sizes, **fields})
     run, _ = execute(tmp_path / "run", given)
     return analyse(run)
 
@@ -77,7 +103,7 @@ def test_sound_data_give_no_lint_and_no_invalid_cell(given: Campaign, good: list
 
 def test_two_sound_servers_give_no_lint(tmp_path: Path) -> None:
     script = {**LIFE, **DRAFTS}
-    summary = pair(tmp_path, script, script)
+    summary = launched(tmp_path, script, script)
     assert linted(summary) == ""
     assert summary.invalid == []
 
@@ -216,7 +242,7 @@ def test_05_speculation_that_is_off_or_cannot_be_seen_is_named(
 ) -> None:
     # The mock takes no such flags; that the arm is meant to speculate is read from its command.
     monkeypatch.setattr(lints, "speculates", lambda arm: "draft_tokens" in str(arm.command))
-    assert words in linted(pair(tmp_path, script))
+    assert words in linted(launched(tmp_path, script))
 
 
 def test_05_speculation_is_read_from_a_command() -> None:
@@ -300,10 +326,8 @@ def test_09_sampling_that_is_greedy_shows_where_prompts_repeat(tmp_path: Path) -
         "sampling": {"temperature": 1.0},
         "warmup": {"requests": 0},
     }
-    arms = {"off": mock_arm(LIFE), "bad": mock_arm({**LIFE, "faults": ["greedy_forced"]})}
     sizes = {"requests_per_stream": 4, "min_requests": 8}
-    run, _ = execute(tmp_path / "run", campaign(arms, blocks=1, levels=[2], requests=sizes, **fields))
-    words = linted(analyse(run))
+    words = linted(pair(tmp_path, {**LIFE, "faults": ["greedy_forced"]}, LIFE, requests=sizes, **fields))
     assert "bad gives one text per prompt whatever the seed, at temperature 1" in words
     assert "off gives one text" not in words
 
@@ -329,10 +353,9 @@ def test_10_metrics_are_read_between_cells_only_and_flags_that_differ_are_named(
 
 
 def test_11_a_client_that_is_the_bottleneck_invalidates_the_cell(tmp_path: Path) -> None:
-    given = campaign({"off": mock_arm(), "on": mock_arm()}, blocks=1, levels=[2], gates={"max_client_cpu_share": 1e-6})
-    _, outcome = execute(tmp_path / "run", given)
-    assert len(outcome.invalid) == 2
-    assert "it may have been the bottleneck" in str(outcome.invalid)
+    summary = pair(tmp_path, {}, gates={"max_client_cpu_share": 1e-6})
+    assert len(summary.invalid) == 2
+    assert all("it may have been the bottleneck" in str(cell.reasons) for cell in summary.invalid)
 
 
 # 12, 13
@@ -368,9 +391,9 @@ def test_12_figures_that_contradict_each_other_are_named(good: list[CellRecord])
 
 
 def test_13_throughput_that_includes_ramp_up_and_drain_is_named(tmp_path: Path) -> None:
-    arms = {"off": mock_arm(LIFE), "on": mock_arm(LIFE)}
-    run, _ = execute(tmp_path / "run", campaign(arms, blocks=1, levels=[3]))
-    assert "at 3 streams a cell has fewer than 2 requests a stream" in linted(analyse(run))
+    sizes = {"requests_per_stream": 1, "min_requests": 1}
+    words = linted(pair(tmp_path, LIFE, LIFE, levels=[3], requests=sizes))
+    assert "at 3 streams a cell has fewer than 2 requests a stream" in words
 
 
 def test_13_first_cells_that_are_slow_show_a_warm_up_that_is_too_short(given: Campaign) -> None:
@@ -410,8 +433,8 @@ def test_14_a_schedule_that_cannot_be_read_has_no_threshold(text: str) -> None:
 def test_15_what_is_missing_to_repeat_a_run_is_listed(tmp_path: Path, given: Campaign, good: list[CellRecord]) -> None:
     words = linted(of_data(good, given, {"commands": {"off": ["x"]}}))
     assert "the version of breakeven, the hardware, the hashes of the prompts, the command of ngram" in words
-    run, _ = execute(tmp_path / "run", campaign(blocks=1, levels=[1]))
-    assert "nobody can repeat this" not in linted(analyse(run))
+    assert "nobody can repeat this" not in linted(launched(tmp_path, {}))
+    assert "how bad was started" in linted(pair(tmp_path / "attached", {}))
 
 
 def test_15_a_clock_that_was_throttled_is_named(given: Campaign, good: list[CellRecord]) -> None:

@@ -87,7 +87,8 @@ class Patient:
         self.url = base_url(options.url)
         headers = {"Content-Type": "application/json", **options.headers}
         try:
-            self._http = httpx.Client(headers=headers, verify=options.verify_tls, trust_env=False)
+            verify = options.verify_tls and self.url.startswith("https")  # loading certificates takes its time
+            self._http = httpx.Client(headers=headers, verify=verify, trust_env=False)
         except (ValueError, TypeError) as problem:
             raise UnreachableError(f"a header cannot be sent: {problem}") from None
         self._asked = 0

@@ -52,6 +52,8 @@ _SETTINGS = {
     "axes.unicode_minus": False,
     "path.simplify": False,
 }
+# Matplotlib's own defaults beneath: a user's matplotlibrc must not change a report.
+_EVERYWHERE = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")} | _SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +366,7 @@ def _chart(
     load_axis: bool = False,
     size: tuple[float, float] = _SIZE,
 ) -> Chart:
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(_EVERYWHERE):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         if load_axis:
