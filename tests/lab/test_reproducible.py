@@ -79,7 +79,7 @@ def test_a_processor_with_other_vector_units_gives_the_same_bytes(
     there = reported(
         copy,
         tmp_path,
-        NPY_DISABLE_CPU_FEATURES="AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR AVX2 FMA3",
+        NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR X86_V3 AVX512F AVX512_SKX AVX2 FMA3",
         GLIBC_TUNABLES="glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX2_Usable,-FMA,-FMA_Usable,-FMA4_Usable",
         OPENBLAS_CORETYPE="Prescott",
     )

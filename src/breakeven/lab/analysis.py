@@ -112,8 +112,11 @@ _Values = Mapping[tuple[str, str, int, str], Mapping[int, _Value]]
 
 
 def analyse(run: RunDirectory) -> Summary:
-    """The summary of a run. Raises AnalysisError if it has no cell, RecordError if its files cannot be read."""
-    return summarise(run.campaign, run.environment, run.read_cells())
+    """The summary of a run. Raises AnalysisError if it has no cell, RecordError if its files cannot be read.
+
+    A cell whose files are damaged is an invalid one; the rest is analysed.
+    """
+    return summarise(run.campaign, run.environment, run.readable_cells())
 
 
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:

@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from scipy.stats import f as f_distribution
+
 from breakeven.lab.campaign import AttachArm, Campaign, CommandArm, EmbeddedArm, Speculation
 from breakeven.lab.metrics import CellMetrics, is_valid
 from breakeven.lab.records import CellKey, CellRecord
@@ -22,7 +24,8 @@ from breakeven.lab.texts import COMMON_WORD_SHARE_MIN
 
 MAX_LENGTH_STOPS = 0.95  # an arm that ends this share of its answers at max_tokens, where the other…
 MIN_NATURAL_STOPS = 0.25  # …ends this share by itself, does not stop where it should
-NOISY_TIMES = 3.0  # a level that scatters this many times as much as the calmest
+NOISY_TIMES = 3.0  # a level that scatters this many times as much as the calmest, …
+NOISY_CONFIDENCE = 0.99  # …and by an F test of the two variances not by chance
 WARMUP_DROP = 0.10  # how much slower the first cells of launches are than the same cells in other places
 WARMUP_MIN_LAUNCHES = 3
 CLOCK_DROP = 0.20  # of the run's median frequency
@@ -364,20 +367,26 @@ def _mhz(record: CellRecord) -> float | None:
 
 
 def noisy_levels(campaign: Campaign, noise: Sequence[Noise]) -> Iterator[str]:
-    """Levels that scatter so much more than others that they need more blocks."""
+    """Levels that scatter so much more than others that they need more blocks.
+
+    An F test of the two variances keeps a few blocks' chance apart from a noisy level; which level is the calmest is
+    chosen by looking, so it is a lint and no verdict.
+    """
     arms = dict.fromkeys(n.arm for n in noise)
     for arm in arms:
         own = [n for n in noise if n.arm == arm and n.condition == ALL and n.sd_log is not None and n.blocks > 2]
         if len(own) < 2:
             continue
-        calm = min(n.sd_log or 0.0 for n in own)
+        calmest = min(own, key=lambda n: n.sd_log or 0.0)
+        calm = max(calmest.sd_log or 0.0, 1e-4)
         for n in own:
-            found = n.smallest_detectable
-            if found is None or found <= campaign.margin or (n.sd_log or 0.0) < NOISY_TIMES * max(calm, 1e-4):
+            times, found = (n.sd_log or 0.0) / calm, n.smallest_detectable
+            sure = float(f_distribution.ppf(NOISY_CONFIDENCE, n.blocks - 1, calmest.blocks - 1))
+            if found is None or found <= campaign.margin or times < NOISY_TIMES or times**2 < sure:
                 continue
             yield (
                 f"{arm} at {n.level} stream{'s' if n.level > 1 else ''}: launches scatter by {n.sd_log:.1%},"
-                f" {(n.sd_log or 0.0) / max(calm, 1e-4):.0f} times as much as at the calmest level, and {n.blocks} "
+                f" {times:.0f} times as much as at the calmest level, and {n.blocks} "
                 f"blocks"
                 f" show a change of {found:.0%} at the least there: add blocks before believing a smaller one"
             )

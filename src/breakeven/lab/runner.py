@@ -329,6 +329,7 @@ class CampaignRunner:
             except ResetError as problem:
                 return _unmeasured(key, f"not measured: {problem}")
         counters_before = arm.counters()
+        wall, steady = _clocks()
         load = run_closed_loop(
             arm.endpoint(self._route),
             specs,
@@ -337,6 +338,7 @@ class CampaignRunner:
             on_progress=lambda done, failed: self.on_event(CellProgress(key, done, failed)),
             should_stop=_watch(arm),
         )
+        wall, steady = (now - then for now, then in zip(_clocks(), (wall, steady), strict=True))
         counters = _rise(counters_before, arm)
         position = {spec.request_id: index for index, spec in enumerate(specs)}
         results: tuple[RequestResult, ...] = tuple(
@@ -353,6 +355,8 @@ class CampaignRunner:
         )
         if counters.restarted:
             invalid += counters.problems
+        if step := gates.clock_step(wall, steady):
+            invalid += (step,)
         seconds = max(1e-9, (load.end_ns - load.start_ns) / 1e9)
         return CellRecord(
             key=key,
@@ -443,6 +447,11 @@ class CampaignRunner:
 def _watch(arm: Arm) -> Callable[[], bool] | None:
     """Ends a cell soon after its server has ended. Only for servers of ours: asking others takes the client's time."""
     return (lambda: not arm.alive()) if arm.command() else None
+
+
+def _clocks() -> tuple[int, int]:
+    """The wall clock, which requests are timed with, and one that never jumps; in nanoseconds."""
+    return time.time_ns(), time.monotonic_ns()
 
 
 def _rise(before: Any, arm: Arm) -> Rise:

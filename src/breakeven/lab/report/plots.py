@@ -409,6 +409,9 @@ def _inline(svg: str, name: str, title: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
     svg = svg.replace("xlink:href=", "href=")
+    # Ids are numbered, because Matplotlib makes them from coordinates, whose last bit depends on the processor.
+    numbers = {found: f"{n}" for n, found in enumerate(dict.fromkeys(re.findall(r'\bid="([mp][0-9a-f]{10})"', svg)))}
+    svg = re.sub(r"\b[mp][0-9a-f]{10}\b", lambda found: numbers.get(found[0], found[0]), svg)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
