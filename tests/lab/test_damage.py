@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import time
@@ -16,7 +15,7 @@ from run_helpers import campaign, execute, mock_arm
 from typer.testing import CliRunner
 
 from breakeven.cli.main import app
-from breakeven.lab import gates, report, runner
+from breakeven.lab import gates, runner
 from breakeven.lab.analysis import analyse
 from breakeven.lab.plan import build_schedule, load_suites
 from breakeven.lab.records import CellKey, RecordError, RunDirectory
@@ -170,19 +169,6 @@ def test_a_clock_set_during_a_cell_makes_it_invalid_and_the_run_goes_on(
 
 
 # Disks
-
-
-def test_where_nothing_can_be_written_the_verdicts_are_still_printed(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(**_: object) -> tuple[int, str]:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(report.tempfile, "mkstemp", full)
-    result = invoke("report", str(run.path))
-    assert result.exit_code == 2
-    assert "pays" in result.output
-    assert "no space is left to write" in result.output
 
 
 @pytest.fixture

@@ -434,7 +434,9 @@ def test_15_what_is_missing_to_repeat_a_run_is_listed(tmp_path: Path, given: Cam
     words = linted(of_data(good, given, {"commands": {"off": ["x"]}}))
     assert "the version of breakeven, the hardware, the hashes of the prompts, the command of ngram" in words
     assert "nobody can repeat this" not in linted(launched(tmp_path, {}))
-    assert "how bad was started" in linted(pair(tmp_path / "attached", {}))
+    assert "nobody can repeat bad exactly: the run does not know how it was started" in linted(
+        pair(tmp_path / "attached", {})
+    )
 
 
 def test_15_a_clock_that_was_throttled_is_named(given: Campaign, good: list[CellRecord]) -> None:

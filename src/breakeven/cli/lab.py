@@ -189,8 +189,8 @@ def _report(directory: RunDirectory) -> None:
     from breakeven.lab.report import print_summary, write_reports
 
     summary = analyse(directory)
-    print_summary(summary)  # first: it is readable even where nothing can be written any more
     write_reports(directory, summary)
+    print_summary(summary)
     typer.echo(f"report: {directory.path / 'report.html'}")
 
 

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breakeven import __version__
-from breakeven.lab import lints as more_lints
 from breakeven.lab.campaign import AttachArm, Campaign
 from breakeven.lab.client.types import RequestResult
+from breakeven.lab.lints import cell_lints, with_run_lints
 from breakeven.lab.metrics import CellMetrics, acceptance, agreement, cell_metrics, is_valid
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
@@ -119,10 +119,10 @@ def analyse(run: RunDirectory) -> Summary:
     return summarise(run.campaign, run.environment, run.readable_cells())
 
 
+@with_run_lints
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:
     """As `analyse`, from what was read. Each record is reduced before the next is asked for."""
-    natural = campaign.natural and not more_lints.random_suites(environment)
-    cells = [_reduce(record, campaign, natural) for record in records]
+    cells = [_reduce(record, campaign) for record in records]
     if not cells:
         raise AnalysisError("the run has no finished cell: continue it with `breakeven run --resume`")
     conditions = _conditions(campaign, cells)
@@ -138,10 +138,6 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
             for level in sorted(campaign.levels)
         ]
     )
-    noise = _noise(campaign, conditions, comparisons, values)
-    agreements = _agreements(campaign, conditions, valid)
-    lints = _lints(campaign, conditions, cells, valid)
-    lints += more_lints.lints(campaign, environment, valid, noise, agreements)
     return Summary(
         schema_version=SCHEMA_VERSION,
         run=_identity(campaign, conditions, cells),
@@ -155,13 +151,13 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
             for condition in conditions
         ],
         levels=_level_summaries(campaign, conditions, values),
-        acceptance=_acceptances(campaign, conditions, valid, natural),
-        agreement=agreements,
+        acceptance=_acceptances(campaign, conditions, valid),
+        agreement=_agreements(campaign, conditions, valid),
         distributions=_distributions(campaign, conditions, valid),
-        noise=noise,
+        noise=_noise(campaign, conditions, comparisons, values),
         invalid=[_invalid(cell) for cell in cells if not cell.valid],
         missing=_missing(campaign, conditions, cells),
-        lints=lints,
+        lints=_lints(campaign, conditions, cells, valid),
         cells=[_cell_summary(cell) for cell in cells],
     )
 
@@ -169,11 +165,11 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
 # Cells
 
 
-def _reduce(record: CellRecord, campaign: Campaign, natural: bool) -> _Cell:
+def _reduce(record: CellRecord, campaign: Campaign) -> _Cell:
     """Metrics of a cell, computed once; its chunks are let go."""
     key = record.key
     metrics = cell_metrics(
-        record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=natural
+        record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=campaign.natural
     )
     if metrics.throughput_window == "steady":
         window = steady_window(record.requests, key.level)
@@ -453,21 +449,20 @@ def _members(
 
 
 def _acceptances(
-    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell], natural: bool
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
 ) -> list[AcceptanceSummary]:
     rows = []
     for arm in campaign.arms:
         for condition in (ALL, *conditions):
             for level in sorted(campaign.levels):
-                cells = _members(arm, condition, level, conditions, valid)
-                row = _acceptance(arm, condition, level, cells, natural)
+                row = _acceptance(campaign, arm, condition, level, _members(arm, condition, level, conditions, valid))
                 if row is not None:
                     rows.append(row)
     return rows
 
 
 def _acceptance(
-    arm: str, condition: str, level: int, cells: Sequence[_Cell], natural: bool
+    campaign: Campaign, arm: str, condition: str, level: int, cells: Sequence[_Cell]
 ) -> AcceptanceSummary | None:
     """Counters summed over the cells; None if the arm drafted nothing or the server does not say."""
     counters: dict[str, float] = defaultdict(float)
@@ -477,7 +472,7 @@ def _acceptance(
     requests = [r for cell in cells for r in cell.record.requests]
     good = sum(is_valid(r) for r in requests)
     looping = sum((c.metrics.looping_share.value or 0.0) * sum(is_valid(r) for r in c.record.requests) for c in cells)
-    found = acceptance(counters, requests, natural=natural, looping_share=looping / good if good else None)
+    found = acceptance(counters, requests, natural=campaign.natural, looping_share=looping / good if good else None)
     if found.length.value is None:
         return None
     return AcceptanceSummary(
@@ -596,7 +591,7 @@ def _lints(
     for arm in _arms(campaign):
         for level in sorted(campaign.levels):
             lints += _length_lint(campaign, conditions, arm, level, valid)
-    return lints
+    return [*lints, *cell_lints(campaign, valid)]
 
 
 def _notes(cell: _Cell) -> list[str]:

@@ -6,20 +6,21 @@ figures: its sentence carries them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, Protocol
 
 from scipy.stats import f as f_distribution
 
 from breakeven.lab.campaign import AttachArm, Campaign, CommandArm, EmbeddedArm, Speculation
 from breakeven.lab.metrics import CellMetrics, is_valid
 from breakeven.lab.records import CellKey, CellRecord
-from breakeven.lab.summary import ALL, AgreementSummary, Lint, Noise
+from breakeven.lab.summary import ALL, AgreementSummary, Lint, Noise, Summary
 from breakeven.lab.texts import COMMON_WORD_SHARE_MIN
 
 MAX_LENGTH_STOPS = 0.95  # an arm that ends this share of its answers at max_tokens, where the other…
@@ -31,6 +32,7 @@ WARMUP_MIN_LAUNCHES = 3
 CLOCK_DROP = 0.20  # of the run's median frequency
 SAME_SAMPLES_MIN = 4  # pairs of one prompt under two seeds that must all agree before sampling is called greedy
 SAME_SAMPLES_CHARACTERS = 40  # shorter answers may agree by chance
+P = ParamSpec("P")
 
 
 class Cell(Protocol):
@@ -43,19 +45,12 @@ class Cell(Protocol):
     def metrics(self) -> CellMetrics: ...
 
 
-def lints(
-    campaign: Campaign,
-    environment: Mapping[str, Any],
-    valid: Mapping[CellKey, Cell],
-    noise: Sequence[Noise],
-    agreement: Sequence[AgreementSummary],
-) -> list[Lint]:
-    """All lints of this module, in a fixed order. `valid`: the valid cells."""
+def cell_lints(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> list[Lint]:
+    """What the campaign and its valid cells give rise to, in a fixed order."""
     cells = list(valid.values())
     found = itertools.chain(
         _same(thresholds(campaign)),
         _same(unlike_metrics(campaign)),
-        _same(prompts(environment)),
         unseen_cache(campaign, cells),
         _same(lengths_at_limit(campaign, cells)),
         _same(prompt_tokens(campaign, valid)),
@@ -65,11 +60,34 @@ def lints(
         _same(ramps(campaign, cells)),
         _same(warm_up(campaign, cells)),
         throttled(cells),
-        _same(noisy_levels(campaign, noise)),
-        _same(texts_differ(agreement)),
-        _same(provenance(campaign, environment, cells)),
+        _same(unknown_servers(campaign, cells)),
     )
     return list(found)
+
+
+def with_run_lints(summarise: Callable[P, Summary]) -> Callable[P, Summary]:
+    """A decorator: adds to a measured run's summary what can be said of it as a whole.
+
+    Acceptance on prompts that are no text is marked not valid. The campaign is taken from the summary itself.
+    """
+
+    @functools.wraps(summarise)
+    def summarised(*args: P.args, **kwargs: P.kwargs) -> Summary:
+        summary = summarise(*args, **kwargs)
+        campaign = Campaign.model_validate_json(json.dumps(summary.campaign.resolved))
+        found = itertools.chain(
+            _same(prompts(summary.environment)),
+            _same(noisy_levels(campaign, summary.noise)),
+            _same(texts_differ(summary.agreement)),
+            _same(provenance(campaign, summary.environment)),
+        )
+        acceptance = summary.acceptance
+        if random_suites(summary.environment):
+            note = "acceptance not valid: the prompts are not real text"
+            acceptance = [row.model_copy(update={"valid": False, "notes": [*row.notes, note]}) for row in acceptance]
+        return summary.model_copy(update={"lints": [*summary.lints, *found], "acceptance": acceptance})
+
+    return summarised
 
 
 def _same(sentences: Iterator[str]) -> Iterator[Lint]:
@@ -405,7 +423,21 @@ def texts_differ(agreement: Sequence[AgreementSummary]) -> Iterator[str]:
         )
 
 
-def provenance(campaign: Campaign, environment: Mapping[str, Any], cells: Sequence[Cell]) -> Iterator[str]:
+def unknown_servers(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[str]:
+    """Servers of which the run does not know the version, or how they were started."""
+    for name, own in _by_arm(campaign, cells).items():
+        if not own or isinstance(campaign.arms[name], EmbeddedArm):
+            continue
+        unknown = []
+        if not any(c.record.extra.get("server_version") for c in own):
+            unknown.append("its version (it has no /version)")
+        if isinstance(campaign.arms[name], AttachArm):
+            unknown.append("how it was started")
+        if unknown:
+            yield f"nobody can repeat {name} exactly: the run does not know {' and '.join(unknown)}"
+
+
+def provenance(campaign: Campaign, environment: Mapping[str, Any]) -> Iterator[str]:
     """What another laboratory would need to repeat this and will not find."""
     missing = []
     versions = environment.get("versions")
@@ -418,14 +450,11 @@ def provenance(campaign: Campaign, environment: Mapping[str, Any], cells: Sequen
         missing.append("the hashes of the prompts")
     commands = environment.get("commands")
     commands = commands if isinstance(commands, Mapping) else {}
-    for name, arm in campaign.arms.items():
-        if not isinstance(arm, AttachArm) and not commands.get(name):
-            missing.append(f"the command of {name}")
-        own = [c for c in cells if c.record.key.arm == name]
-        if own and not any(c.record.extra.get("server_version") for c in own) and not isinstance(arm, EmbeddedArm):
-            missing.append(f"the version of {name}'s server (it has no /version)")
-        if isinstance(arm, AttachArm):
-            missing.append(f"how {name} was started")
+    missing += [
+        f"the command of {name}"
+        for name, arm in campaign.arms.items()
+        if not isinstance(arm, AttachArm) and not commands.get(name)
+    ]
     if missing:
         yield f"nobody can repeat this exactly, because the run does not record {', '.join(missing)}"
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from breakeven.lab import environment, gates
+from breakeven.lab import environment, gates, texts
 from breakeven.lab.arms import Arm, Probe, ProcessIdentity, Ready, ResetError, StartError, make_arm
 from breakeven.lab.arms.process import kill_leftover
 from breakeven.lab.arms.prometheus import Rise, rise
@@ -35,7 +35,6 @@ from breakeven.lab.events import (
 )
 from breakeven.lab.plan import PlannedCell, PlannedLaunch, Schedule, cell_salt
 from breakeven.lab.records import CellKey, CellRecord, RecordError, RunDirectory
-from breakeven.lab.texts import common_word_share
 from breakeven.lab.workload.prompt import Prompt, salted
 from breakeven.lab.workload.request import chat_body, completion_body
 
@@ -87,7 +86,7 @@ def prepare(
         name: {
             "sha256": suite.sha256,
             "prompts": len(suite.prompts),
-            "common_word_share": common_word_share([m["content"] for p in suite.prompts for m in p.messages]),
+            "common_word_share": texts.common_word_share([m["content"] for p in suite.prompts for m in p.messages]),
         }
         for name, suite in schedule.suites.items()
     }
@@ -323,13 +322,13 @@ class CampaignRunner:
         arm, key, campaign = launch.arm, cell.key, self.campaign
         specs, salt, bodies_sha256 = self._requests(launch, cell)
         before = environment.moment()
+        wall, steady = _clocks()
         if arm.can_reset:
             try:
                 arm.reset()
             except ResetError as problem:
                 return _unmeasured(key, f"not measured: {problem}")
         counters_before = arm.counters()
-        wall, steady = _clocks()
         load = run_closed_loop(
             arm.endpoint(self._route),
             specs,
@@ -338,7 +337,6 @@ class CampaignRunner:
             on_progress=lambda done, failed: self.on_event(CellProgress(key, done, failed)),
             should_stop=_watch(arm),
         )
-        wall, steady = (now - then for now, then in zip(_clocks(), (wall, steady), strict=True))
         counters = _rise(counters_before, arm)
         position = {spec.request_id: index for index, spec in enumerate(specs)}
         results: tuple[RequestResult, ...] = tuple(
@@ -355,7 +353,8 @@ class CampaignRunner:
         )
         if counters.restarted:
             invalid += counters.problems
-        if step := gates.clock_step(wall, steady):
+        later_wall, later_steady = _clocks()
+        if step := gates.clock_step(later_wall - wall, later_steady - steady):
             invalid += (step,)
         seconds = max(1e-9, (load.end_ns - load.start_ns) / 1e9)
         return CellRecord(

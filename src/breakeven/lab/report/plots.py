@@ -34,6 +34,8 @@ _SMALL = (2.9, 2.2)
 _TICKS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 _FINE = (0.90, 0.92, 0.94, 0.96, 0.98, 1.0, 1.02, 1.04, 1.06, 1.08, 1.10)
 _SETTINGS = {
+    # Matplotlib's own defaults beneath ours: a user's matplotlibrc must not change a report.
+    **{name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")},
     "svg.fonttype": "none",
     "svg.hashsalt": "breakeven",
     "text.parse_math": False,
@@ -52,8 +54,6 @@ _SETTINGS = {
     "axes.unicode_minus": False,
     "path.simplify": False,
 }
-# Matplotlib's own defaults beneath: a user's matplotlibrc must not change a report.
-_EVERYWHERE = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")} | _SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +366,7 @@ def _chart(
     load_axis: bool = False,
     size: tuple[float, float] = _SIZE,
 ) -> Chart:
-    with matplotlib.rc_context(_EVERYWHERE):
+    with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         if load_axis:
