@@ -28,6 +28,9 @@ ENVIRONMENT: dict[str, Any] = {
     "versions": {"python": "3.11.9", "breakeven": "0.1.0", "torch": "2.13.0"},
     "cpu": {"model": "Example CPU", "usable_cores": 2, "governor": None},
     "gpus": [],
+    "suites": {
+        name: {"sha256": "0" * 64, "prompts": 40, "common_word_share": 0.3} for name in ("coding", "encyclopedic")
+    },
     "load_average": [0.1, 0.2, 0.3],
 }
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from breakeven import __version__
-from breakeven.cli import lab, selftest, serve, train
+from breakeven.cli import doctor, lab, selftest, serve, train
 
 app = typer.Typer(
     name="breakeven",
@@ -37,6 +37,7 @@ lab.register(app)
 selftest.register(app)
 serve.register(app)
 train.register(app)
+doctor.register(app)
 
 if __name__ == "__main__":
     app()

@@ -29,6 +29,7 @@ from breakeven.lab.client.types import RequestResult
 from breakeven.lab.controls import Visit, aa_summary, control_lints, sentinel_summaries
 from breakeven.lab.effects import factor_effects
 from breakeven.lab.family import describe_family, with_adjusted_p
+from breakeven.lab.lints import cell_lints, with_run_lints
 from breakeven.lab.metrics import CellMetrics, acceptance, agreement, cell_metrics, is_valid, tpot_ms
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
@@ -118,10 +119,14 @@ _Values = Mapping[tuple[str, str, int, str], Mapping[int, _Value]]
 
 
 def analyse(run: RunDirectory) -> Summary:
-    """The summary of a run. Raises AnalysisError if it has no cell, RecordError if its files cannot be read."""
-    return summarise(run.campaign, run.environment, run.read_cells())
+    """The summary of a run. Raises AnalysisError if it has no cell, RecordError if its files cannot be read.
+
+    A cell whose files are damaged is an invalid one; the rest is analysed.
+    """
+    return summarise(run.campaign, run.environment, run.readable_cells())
 
 
+@with_run_lints
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:
     """As `analyse`, from what was read. Each record is reduced before the next is asked for."""
     cells = [_reduce(record, campaign) for record in records]
@@ -634,7 +639,7 @@ def _lints(
     for arm in _arms(campaign):
         for level in sorted(campaign.levels):
             lints += _length_lint(campaign, conditions, arm, level, valid)
-    return lints
+    return [*lints, *cell_lints(campaign, valid)]
 
 
 def _notes(cell: _Cell) -> list[str]:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from breakeven.lab import lints
 from breakeven.lab.campaign import SENTINEL, AttachArm, Campaign
 from breakeven.lab.design import (
     arm_orders,
@@ -144,6 +145,7 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
             f"prompts carry a salt in their first message, because the prefix cache of {', '.join(unresettable)} is "
             f"not reset (no reset_url)"
         )
+    notes += [*lints.thresholds(campaign), *lints.unlike_metrics(campaign)]
     return Schedule(launches, conditions, dict(suites), warmup, tuple(notes), _hash(campaign, suites, launches, warmup))
 
 

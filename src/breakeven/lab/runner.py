@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from breakeven.lab import environment, gates
+from breakeven.lab import environment, gates, texts
 from breakeven.lab.arms import Arm, Probe, ProcessIdentity, Ready, ResetError, StartError, make_arm
 from breakeven.lab.arms.process import kill_leftover
 from breakeven.lab.arms.prometheus import Rise, rise
@@ -84,7 +84,12 @@ def prepare(
     found["run_id"] = run_id or hashlib.sha256(f"{time.time_ns()}{invocation}".encode()).hexdigest()[:16]
     found["schedule_sha256"] = schedule.sha256
     found["suites"] = {
-        name: {"sha256": suite.sha256, "prompts": len(suite.prompts)} for name, suite in schedule.suites.items()
+        name: {
+            "sha256": suite.sha256,
+            "prompts": len(suite.prompts),
+            "common_word_share": texts.common_word_share([m["content"] for p in suite.prompts for m in p.messages]),
+        }
+        for name, suite in schedule.suites.items()
     }
     return found
 
@@ -332,6 +337,7 @@ class CampaignRunner:
         arm, key, campaign = launch.arm, cell.key, self.campaign
         specs, salt, bodies_sha256 = self._requests(launch, cell)
         before = environment.moment()
+        wall, steady = _clocks()
         if arm.can_reset:
             try:
                 arm.reset()
@@ -362,6 +368,9 @@ class CampaignRunner:
         )
         if counters.restarted:
             invalid += counters.problems
+        later_wall, later_steady = _clocks()
+        if step := gates.clock_step(later_wall - wall, later_steady - steady):
+            invalid += (step,)
         seconds = max(1e-9, (load.end_ns - load.start_ns) / 1e9)
         return CellRecord(
             key=key,
@@ -452,6 +461,11 @@ class CampaignRunner:
 def _watch(arm: Arm) -> Callable[[], bool] | None:
     """Ends a cell soon after its server has ended. Only for servers of ours: asking others takes the client's time."""
     return (lambda: not arm.alive()) if arm.command() else None
+
+
+def _clocks() -> tuple[int, int]:
+    """The wall clock, which requests are timed with, and one that never jumps; in nanoseconds."""
+    return time.time_ns(), time.monotonic_ns()
 
 
 def _rise(before: Any, arm: Arm) -> Rise:

@@ -34,6 +34,8 @@ _SMALL = (2.9, 2.2)
 _TICKS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 _FINE = (0.90, 0.92, 0.94, 0.96, 0.98, 1.0, 1.02, 1.04, 1.06, 1.08, 1.10)
 _SETTINGS = {
+    # Matplotlib's own defaults beneath ours: a user's matplotlibrc must not change a report.
+    **{name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")},
     "svg.fonttype": "none",
     "svg.hashsalt": "breakeven",
     "text.parse_math": False,
@@ -407,6 +409,9 @@ def _inline(svg: str, name: str, title: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
     svg = svg.replace("xlink:href=", "href=")
+    # Ids are numbered, because Matplotlib makes them from coordinates, whose last bit depends on the processor.
+    numbers = {found: f"{n}" for n, found in enumerate(dict.fromkeys(re.findall(r'\bid="([mp][0-9a-f]{10})"', svg)))}
+    svg = re.sub(r"\b[mp][0-9a-f]{10}\b", lambda found: numbers.get(found[0], found[0]), svg)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
