@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from breakeven import __version__
-from breakeven.cli import lab, serve, train
+from breakeven.cli import lab, results, serve, train
 
 app = typer.Typer(
     name="breakeven",
@@ -34,6 +34,7 @@ def main(
 
 
 lab.register(app)
+results.register(app)
 serve.register(app)
 train.register(app)
 

@@ -76,6 +76,11 @@ def answer(summary: Summary, arm: str) -> str:
     return f"{arm} {_joined(parts)}."
 
 
+def imported(summary: Summary) -> bool:
+    """Were the figures measured by another tool, and imported?"""
+    return isinstance(summary.environment.get("imported"), dict)
+
+
 def _streams(levels: Sequence[int]) -> str:
     return f"{_joined([str(level) for level in levels])} {'stream' if list(levels) == [1] else 'streams'}"
 
@@ -133,6 +138,11 @@ def outlook(summary: Summary, arm: str) -> str:
     if not open_rows:
         return ""
     few = [row for row in open_rows if row.comparison.blocks < 2]
+    if few and imported(summary):
+        return (
+            f"Undecided at {_streams([row.level for row in few])}: single run: no interval. Nobody knows how far"
+            " another run would lie from this one."
+        )
     if few:
         return (
             f"Undecided at {_streams([row.level for row in few])}: fewer than two valid blocks, so no interval. Use at"
