@@ -25,8 +25,8 @@ HOSTILE = "<script>alert('x')</script><img src=http://evil.example/x onerror=ale
 # What lies beside the page: the raw data. Names without a scheme, a host or a step upwards.
 BESIDE = r"summary\.json|report\.md|campaign\.(json|yaml)|environment\.json|journal\.jsonl|(cells|logs)/([\w.-]+/)?"
 SECTIONS = (
-    "answer", "load", "times", "distributions", "acceptance", "agreement", "stability", "comparisons", "invalid", "method",
-    "definitions",
+    "answer", "load", "times", "distributions", "acceptance", "agreement", "stability", "comparisons", "invalid",
+    "method", "definitions",
 )  # fmt: skip
 
 

@@ -391,13 +391,19 @@ def chart(
                 handles,
                 labels,
                 loc="outside upper left",
-                ncols=min(3, len(labels)),
+                ncols=_columns(labels, size),
                 handlelength=2.0 if size == _SIZE else 1.2,
                 columnspacing=2.0 if size == _SIZE else 1.0,
             )
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return Chart(name, title, caption, _inline(buffer.getvalue(), name, title))
+
+
+def _columns(labels: Sequence[str], size: tuple[float, float]) -> int:
+    """As many columns of a legend, 3 at most, as the longest label lets fit into the chart's width."""
+    each = 0.075 * max(map(len, labels)) + 0.55  # inches: letters of 9 points, the line and the gap
+    return max(1, min(3, len(labels), int(size[0] / each)))
 
 
 def _load_axis(axes: Axes, levels: Sequence[int]) -> None:
