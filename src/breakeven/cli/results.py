@@ -1,18 +1,22 @@
-"""`breakeven import`: other tools' results."""
+"""`breakeven import` and `breakeven compare`: other tools' results, and two results beside each other."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from breakeven.cli.lab import _fail, _plain_errors
 
+if TYPE_CHECKING:
+    from breakeven.lab.summary import Summary
+
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
+    """Add the commands to the command line."""
     app.command("import")(import_)
+    app.command("compare")(compare)
 
 
 def import_(
@@ -58,3 +62,32 @@ def import_(
         page = write_reports(out, summary)
         print_summary(summary)
         typer.echo(f"report: {page}")
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="Directory of a run or an import.", show_default=False)],
+    second: Annotated[Path, typer.Argument(help="Another.", show_default=False)],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown, for a pull request.")] = False,
+) -> None:
+    """Say what changed between two runs, and per level whether their ratios differ."""
+    with _plain_errors():
+        from breakeven.lab.report.compare import compare_summaries, comparison_markdown, print_comparison
+
+        found = compare_summaries(_summary(first), _summary(second), str(first), str(second))
+        if markdown:
+            typer.echo(comparison_markdown(found), nl=False)
+        else:
+            print_comparison(found)
+
+
+def _summary(directory: Path) -> Summary:
+    """Of a run from its cells, of an import as written."""
+    from breakeven.lab.analysis import analyse
+    from breakeven.lab.records import RunDirectory
+    from breakeven.lab.summary import read_summary
+
+    if RunDirectory.is_run(directory):
+        return analyse(RunDirectory.open(directory))
+    if not (directory / "summary.json").is_file():
+        _fail(f"{directory} holds neither a run nor an import: give the --out directory of one")
+    return read_summary(directory / "summary.json")
