@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import synthetic
@@ -70,6 +71,40 @@ def test_no_verdict_no_policy() -> None:
     found = policy.choices(one)
     assert not any(c.decided for c in found)
     assert policy.sentence(one, found).startswith("No policy: no level is decided yet.")
+
+
+def test_parts_that_a_summary_may_have_are_shown_if_it_has_them(three: Summary) -> None:
+    class Fuller(Summary):
+        interactions: list[dict[str, Any]]
+        tails: list[dict[str, Any]]
+        aa: dict[str, Any]
+        sentinel: list[dict[str, Any]]
+
+    end = {"ratio": 1.012, "ci_low": 0.992, "ci_high": 1.031, "p_adjusted": 0.2, "verdict": "equivalent"}
+    fuller = Fuller(
+        **three.model_dump(exclude={"interactions", "tails", "aa", "sentinel"}),
+        interactions=[
+            {"factor": "arm × condition", "arm": "<i>ngram", "condition": "coding", "against": "the others",
+             "metric": "throughput", "level": None, **end},
+        ],
+        tails=[
+            {"metric": "ttft", "arm": "ngram", "level": 1, "quantile": 0.99, "ratio": None, "ci_low": None,
+             "ci_high": None, "verdict": "undecided", "requests": 6, "note": "p99 needs 662 requests"},
+        ],
+        aa={"arm": "again", "statement": "No false alarm.", "levels": [{**end, "level": 1, "noise_floor": 0.02}]},
+        sentinel=[{"arm": "off", "level": 5, "points": [1, 2], "cv": 0.01, "drift_per_hour": 0.001, "drift_low": None,
+                   "drift_high": None}],
+    )  # fmt: skip
+    text = page(fuller)
+    for said in (
+        "+1.2%",
+        "−0.8% to +3.1%",
+        "p99 needs 662 requests",
+        "No false alarm.",
+        "varies by 1%",
+        "&lt;i&gt;ngram",
+    ):
+        assert said in text, said
 
 
 # Charts of cells

@@ -117,7 +117,8 @@ def welch(a: Sequence[float], b: Sequence[float], confidence: float) -> tuple[fl
     va, vb = float(np.var(a, ddof=1)) / len(a), float(np.var(b, ddof=1)) / len(b)
     if va + vb == 0:
         return math.exp(difference), math.exp(difference), math.exp(difference)
-    degrees = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
+    share = va / (va + vb)
+    degrees = 1 / (share**2 / (len(a) - 1) + (1 - share) ** 2 / (len(b) - 1))
     # Rounded down, which widens: quantiles here are of whole degrees of freedom.
     half = t_quantile(0.5 + confidence / 2, max(1, math.floor(degrees))) * math.sqrt(va + vb)
     return math.exp(difference), math.exp(difference - half), math.exp(difference + half)

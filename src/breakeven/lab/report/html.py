@@ -14,6 +14,7 @@ from breakeven.lab.report import cell_plots, plots, policy, words
 from breakeven.lab.summary import ALL, BreakEvenSummary, Comparison, Summary
 
 SIGNS = {"pays": "▲", "hurts": "▼", "equivalent": "≈", "undecided": "~"}
+_OPTIONAL = ("interactions", "main_effects", "tails", "multiplicity", "aa", "sentinel")
 _SEPARATE = ("commands", "invocation")  # shown as command lines, not in the table of facts
 
 
@@ -84,6 +85,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "signs": SIGNS,
         "warning": words.warning(summary),
         "arms": [_arm(summary, arm) for arm in summary.arms],
+        "extra": _extra(summary),
         "imported": words.imported(summary),
         "choices": choices,
         "policy": policy.sentence(summary, choices),
@@ -107,6 +109,12 @@ def _context(summary: Summary) -> dict[str, Any]:
         "resolved": json.dumps(campaign.resolved, indent=2, ensure_ascii=False),
         "arm_colours": plots.ARM_COLOURS,
     }
+
+
+def _extra(summary: Summary) -> dict[str, Any]:
+    """Parts that a summary has only where the campaign asked for them; what is missing is empty."""
+    whole = summary.model_dump(mode="json")
+    return {name: whole.get(name) for name in _OPTIONAL}
 
 
 def _tail_rows(summary: Summary) -> Iterator[tuple[str, str, int, Mapping[str, float]]]:
