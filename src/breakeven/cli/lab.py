@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -134,17 +134,31 @@ def run(
             _fail("give a campaign file, or --resume to continue the run in --out")
 
 
+class Format(StrEnum):
+    """What `breakeven report` prints."""
+
+    TERMINAL = "terminal"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
 def report(
-    directory: Annotated[Path, typer.Argument(help="Directory of a run.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(help="Directory of a run or an import.", show_default=False)],
+    format: Annotated[
+        Format, typer.Option("--format", help="markdown: for a pull request. json: the whole summary.")
+    ] = Format.TERMINAL,
 ) -> None:
-    """Analyse a run again from what is on disk, and print its verdicts."""
+    """Analyse a run again from what is on disk, write its reports, and print its verdicts."""
     with _plain_errors():
         from breakeven.lab.records import RunDirectory
 
+        if not RunDirectory.is_run(directory) and (directory / "summary.json").is_file():
+            _report_again(directory, format)
+            return
         existing = RunDirectory.open(directory)
         if not existing.cell_ids():
             _fail(f"{directory} holds no cell yet: continue it with breakeven run --resume --out {directory}")
-        _report(existing)
+        _report(existing, format)
 
 
 # Steps
@@ -155,6 +169,29 @@ def _pilot(directory: Path | None) -> Summary | None:
     from breakeven.lab.records import RunDirectory
 
     return None if directory is None else analyse(RunDirectory.open(directory))
+
+
+def _report_again(directory: Path, format: Format) -> None:
+    """Of an import there is no raw data to analyse: the reports are made from its summary."""
+    from breakeven.lab.report import write_reports
+    from breakeven.lab.summary import read_summary
+
+    summary = read_summary(directory / "summary.json")
+    _show(summary, write_reports(directory, summary), format)
+
+
+def _show(summary: Summary, page: Path, format: Format) -> None:
+    if format is Format.MARKDOWN:
+        from breakeven.lab.report.markdown import markdown
+
+        typer.echo(markdown(summary), nl=False)
+    elif format is Format.JSON:
+        typer.echo(summary.to_json(), nl=False)
+    else:
+        from breakeven.lab.report import print_summary
+
+        print_summary(summary)
+        typer.echo(f"report: {page}")
 
 
 def _load(file: Path) -> tuple[Campaign, str, Schedule]:
@@ -215,14 +252,12 @@ def _close(outcome: Outcome, out: Path) -> Exit:
     return Exit.INVALID_CELLS if outcome.invalid else Exit.OK
 
 
-def _report(directory: RunDirectory) -> None:
+def _report(directory: RunDirectory, format: Format = Format.TERMINAL) -> None:
     from breakeven.lab.analysis import analyse
-    from breakeven.lab.report import print_summary, write_reports
+    from breakeven.lab.report import write_reports
 
     summary = analyse(directory)
-    write_reports(directory, summary)
-    print_summary(summary)
-    typer.echo(f"report: {directory.path / 'report.html'}")
+    _show(summary, write_reports(directory, summary), format)
 
 
 def _print_plan(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from breakeven import __version__
-from breakeven.cli import doctor, lab, selftest, serve, train
+from breakeven.cli import doctor, lab, results, selftest, serve, train
 
 app = typer.Typer(
     name="breakeven",
@@ -35,6 +35,7 @@ def main(
 
 lab.register(app)
 selftest.register(app)
+results.register(app)
 serve.register(app)
 train.register(app)
 doctor.register(app)

@@ -96,6 +96,7 @@ class _Cell:
     ttft_ms: NDArray[np.float64]
     latency_ms: NDArray[np.float64]
     tpot_ms: NDArray[np.float64]
+    stated_length: Quantity | None = None  # an acceptance length without counters: imported files only
 
     @property
     def key(self) -> CellKey:
@@ -114,6 +115,8 @@ class _Value:
     provenance: Provenance
 
 
+ReducedCell = _Cell  # what `assemble` takes
+
 # (arm, condition, level, metric) → block → figure
 _Values = Mapping[tuple[str, str, int, str], Mapping[int, _Value]]
 
@@ -129,7 +132,17 @@ def analyse(run: RunDirectory) -> Summary:
 @with_run_lints
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:
     """As `analyse`, from what was read. Each record is reduced before the next is asked for."""
-    cells = [_reduce(record, campaign) for record in records]
+    return assemble(campaign, environment, [_reduce(record, campaign) for record in records])
+
+
+def assemble(
+    campaign: Campaign, environment: Mapping[str, Any], cells: Sequence[ReducedCell], *, sparse: bool = False
+) -> Summary:
+    """As `summarise`, from reduced cells. `sparse`: not every arm × condition × level was planned (imported files).
+
+    Then nothing is missing, and "all" pools at each level the conditions that have a cell there.
+    """
+    cells = list(cells)
     if not cells:
         raise AnalysisError("the run has no finished cell: continue it with `breakeven run --resume`")
     guards = sorted((cell for cell in cells if _is_sentinel(campaign, cell.key)), key=lambda cell: cell.key)
@@ -139,7 +152,7 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
     conditions = _conditions(campaign, cells)
     cells = _ordered(cells, campaign, conditions)
     valid = {cell.key: cell for cell in cells if cell.valid}
-    values = _values(campaign, conditions, valid)
+    values = _values(campaign, conditions, valid, sparse=sparse)
     figures = {at: {b: v.value for b, v in by_block.items()} for at, by_block in values.items()}
     comparisons = with_adjusted_p(
         campaign,
@@ -158,7 +171,7 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
     blocks = begun if decided(campaign, comparisons, begun) else campaign.blocks  # that the run was to have
     return Summary(
         schema_version=SCHEMA_VERSION,
-        run=_identity(campaign, conditions, every, blocks),
+        run=_identity(campaign, conditions, every, blocks, sparse=sparse),
         campaign=_digest(campaign, conditions),
         environment=dict(environment),
         comparisons=comparisons,
@@ -174,7 +187,7 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
         distributions=_distributions(campaign, conditions, valid),
         noise=_noise(campaign, conditions, comparisons, values),
         invalid=[_invalid(cell) for cell in every if not cell.valid],
-        missing=_missing(campaign, conditions, every, blocks),
+        missing=[] if sparse else _missing(campaign, conditions, every, blocks),
         lints=[*_lints(campaign, conditions, every, valid), *control_lints(campaign, comparisons, sentinels)],
         cells=[_cell_summary(cell) for cell in every],
         interactions=interactions,
@@ -208,6 +221,11 @@ def _reduce(record: CellRecord, campaign: Campaign) -> _Cell:
         latency_ms=np.asarray([(r.end_ns - r.intended_send_ns) / 1e6 for r in good]),
         tpot_ms=np.asarray([tpot for tpot in map(tpot_ms, good) if tpot is not None]),
     )
+
+
+def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
+    """One cell, reduced to what `assemble` needs."""
+    return _reduce(record, campaign)
 
 
 def _arms(campaign: Campaign) -> list[str]:
@@ -273,17 +291,21 @@ def _visits(guards: Sequence[_Cell]) -> dict[str, list[Visit]]:
 # One figure per block
 
 
-def _values(campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]) -> _Values:
+def _values(
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell], *, sparse: bool = False
+) -> _Values:
     values: dict[tuple[str, str, int, str], dict[int, _Value]] = defaultdict(dict)
     blocks = sorted({key.block for key in valid})
+    at_level = {level: {key.condition for key in valid if key.level == level} for level in campaign.levels}
     for arm in campaign.arms:
         for level in campaign.levels:
+            pooled = [c for c in conditions if c in at_level[level]] if sparse else conditions
             for condition in (ALL, *conditions):
-                members = conditions if condition == ALL else [condition]
+                members = pooled if condition == ALL else [condition]
                 for block in blocks:
                     cells = [valid.get(CellKey(block, arm, member, level)) for member in members]
                     present = [cell for cell in cells if cell is not None]
-                    if len(present) < len(members):
+                    if len(present) < len(members) or not present:
                         continue
                     for metric, _, _ in METRICS:
                         value = _throughput(present) if metric == "throughput" else _mean_time(present, metric)
@@ -503,6 +525,10 @@ def _acceptance(
     good = sum(is_valid(r) for r in requests)
     looping = sum((c.metrics.looping_share.value or 0.0) * sum(is_valid(r) for r in c.record.requests) for c in cells)
     found = acceptance(counters, requests, natural=campaign.natural, looping_share=looping / good if good else None)
+    stated = [cell.stated_length.value for cell in cells if cell.stated_length and cell.stated_length.value is not None]
+    if found.length.value is None and stated:
+        mean = Quantity(sum(stated) / len(stated), "tokens", Provenance.SERVER_REPORTED, "as the files state it")
+        found = replace(found, length=mean, valid=campaign.natural)
     if found.length.value is None:
         return None
     return AcceptanceSummary(
@@ -673,16 +699,17 @@ def _mean_length(cells: Sequence[_Cell]) -> float | None:
 # Records of what was done
 
 
-def _identity(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell], blocks: int) -> RunIdentity:
+def _identity(
+    campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell], blocks: int, *, sparse: bool = False
+) -> RunIdentity:
+    planned = blocks * len(campaign.arms) * (len(conditions) * len(campaign.levels) + (campaign.sentinel is not None))
     measured = [cell for cell in cells if cell.record.requests] or list(cells)
     return RunIdentity(
         name=campaign.name,
         started=_iso(min(cell.record.started_ns for cell in measured)),
         ended=_iso(max(cell.record.ended_ns for cell in measured)),
         breakeven_version=__version__,
-        cells_planned=blocks
-        * len(campaign.arms)
-        * (len(conditions) * len(campaign.levels) + (campaign.sentinel is not None)),
+        cells_planned=len(cells) if sparse else planned,
         cells_finished=len(cells),
         cells_invalid=sum(not cell.valid for cell in cells),
     )

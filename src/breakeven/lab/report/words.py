@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from breakeven.lab.stats.breakeven import describe_ranges
 from breakeven.lab.summary import ALL, AcceptanceSummary, BreakEvenSummary, Comparison, LevelSummary, Summary
@@ -71,17 +72,36 @@ def answer(summary: Summary, arm: str) -> str:
         "hurts": "hurts at {}",
         "undecided": "is undecided at {}",
     }
-    parts = [phrase.format(_streams(by_verdict[v])) for v, phrase in phrases.items() if v in by_verdict]
+    parts = [phrase.format(streams(by_verdict[v])) for v, phrase in phrases.items() if v in by_verdict]
     if not parts:
         return f"{arm} was not compared with {summary.campaign.baseline}."
-    return f"{arm} {_joined(parts)}."
+    return f"{arm} {joined(parts)}."
 
 
-def _streams(levels: Sequence[int]) -> str:
-    return f"{_joined([str(level) for level in levels])} {'stream' if list(levels) == [1] else 'streams'}"
+def twins(summary: Summary) -> list[str]:
+    """Arms that are set up exactly as the baseline (A/A): what they show is noise. Their ports may differ."""
+
+    def setting(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if name not in ("port", "url")}
+
+    base = next((a for a in summary.campaign.arms if a.baseline), None)
+    if base is None or imported(summary):
+        return []
+    return [a.name for a in summary.campaign.arms if not a.baseline and setting(a.settings) == setting(base.settings)]
 
 
-def _joined(parts: Sequence[str]) -> str:
+def imported(summary: Summary) -> bool:
+    """Were the figures measured by another tool, and imported?"""
+    return isinstance(summary.environment.get("imported"), dict)
+
+
+def streams(levels: Sequence[int]) -> str:
+    """ "1, 2 and 5 streams"."""
+    return f"{joined([str(level) for level in levels])} {'stream' if list(levels) == [1] else 'streams'}"
+
+
+def joined(parts: Sequence[str]) -> str:
+    """ "a, b and c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
@@ -144,7 +164,7 @@ def correction(summary: Summary, arm: str) -> str:
     if not weak:
         return ""
     return (
-        f"With all levels asked at once (Holm), the difference at {_streams(weak)} is not significant: take it as a"
+        f"With all levels asked at once (Holm), the difference at {streams(weak)} is not significant: take it as a"
         " lead, not as a result."
     )
 
@@ -175,9 +195,14 @@ def outlook(summary: Summary, arm: str) -> str:
     if not open_rows:
         return ""
     few = [row for row in open_rows if row.comparison.blocks < 2]
+    if few and imported(summary):
+        return (
+            f"Undecided at {streams([row.level for row in few])}: single run: no interval. Nobody knows how far"
+            " another run would lie from this one."
+        )
     if few:
         return (
-            f"Undecided at {_streams([row.level for row in few])}: fewer than two valid blocks, so no interval. Use at"
+            f"Undecided at {streams([row.level for row in few])}: fewer than two valid blocks, so no interval. Use at"
             " least two; three or more are advisable."
         )
     known = [row for row in open_rows if row.comparison.blocks_needed is not None]
@@ -188,9 +213,9 @@ def outlook(summary: Summary, arm: str) -> str:
         each[0] = each[0].replace(" at ", " blocks in total at ")
         rough = "" if min(row.comparison.blocks for row in known) > 4 else ", rough as they are with so few blocks"
         plural = "s" if known[-1].level != 1 else ""
-        parts.append(f"if the estimates hold{rough}, a verdict takes {_joined(each)} stream{plural}")
+        parts.append(f"if the estimates hold{rough}, a verdict takes {joined(each)} stream{plural}")
     if hopeless:
-        at = _streams([row.level for row in hopeless])
+        at = streams([row.level for row in hopeless])
         parts.append(f"at {at} no reasonable number of blocks would do: the effect is at the margin or lost in noise")
     return f"Undecided: {'; '.join(parts)}."
 
