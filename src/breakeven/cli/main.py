@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from breakeven import __version__
-from breakeven.cli import lab, serve
+from breakeven.cli import bench, lab, serve
 
 app = typer.Typer(
     name="breakeven",
@@ -34,6 +34,7 @@ def main(
 
 
 lab.register(app)
+bench.register(app)
 serve.register(app)
 
 if __name__ == "__main__":
