@@ -41,7 +41,15 @@ def test_the_page_names_every_field() -> None:
     from breakeven.lab import campaign as module
 
     models += [module.EmbeddedArm, module.AttachArm, module.CommandArm, module.Workload, module.Requests]
-    models += [module.Sampling, module.Warmup, module.Gates, module.Assumptions]
+    models += [
+        module.Arrivals,
+        module.Client,
+        module.PromptFile,
+        module.Sampling,
+        module.Warmup,
+        module.Gates,
+        module.Assumptions,
+    ]
     missing = sorted({name for model in models for name in model.model_fields if f"`{name}`" not in page})
     assert missing == []
 

@@ -8,9 +8,21 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_helpers import campaign, execute
+from typer.testing import CliRunner
 
+from breakeven.cli.main import app
+from breakeven.lab import calibration
+from breakeven.lab.analysis import analyse
+from breakeven.lab.calibration import CalibrationError, Step, calibrate, read_capacity
+from breakeven.lab.campaign_file import load_campaign
 from breakeven.lab.client import (
     Endpoint,
     LoadClient,
@@ -23,7 +35,9 @@ from breakeven.lab.client import (
 )
 from breakeven.lab.client.generator import STREAM_SPACING_NS
 from breakeven.lab.client.workers import merge
+from breakeven.lab.load import busiest_second
 from breakeven.lab.mock import MockScript, MockServer
+from breakeven.lab.plan import build_schedule, load_suites
 
 QUICK = MockScript(first_chunk_s=0.01, gap_s=0.002, chunks=4, tokens_per_chunk=(1, 3), bytes_per_chunk=0)
 
@@ -187,3 +201,123 @@ def test_merging_joins_and_loses_nothing() -> None:
     assert merged.clock == "clock"
     with pytest.raises(ValueError, match="no results"):
         merge([])
+
+
+# A campaign's cells
+
+
+def test_an_open_loop_campaign_keeps_its_schedule_and_records_its_load(tmp_path: Path) -> None:
+    given = campaign(
+        blocks=1,
+        levels=[20, 40],
+        arrivals={"process": "gamma", "cv": 2.0, "duration_s": 0.4},
+        client={"workers": 2, "calibration": "quick"},
+    )
+    run, outcome = execute(tmp_path / "run", given)
+    assert outcome.invalid == {}
+    records = {record.key: record for record in run.read_cells()}
+    assert {key.level: len(record.requests) for key, record in records.items()} == {20: 8, 40: 16}
+    for key, record in records.items():
+        load, client = record.extra["load"], record.extra["client"]
+        planned = [r.intended_send_ns - record.started_ns for r in record.requests]
+        assert planned == sorted(planned)
+        assert max(planned) < 0.4e9
+        other = records[replace(key, arm="off" if key.arm == "on" else "on")]  # the same schedule for every arm
+        assert planned == [r.intended_send_ns - other.started_ns for r in other.requests]
+        assert load["events"] == sum(len(r.chunks) for r in record.requests)
+        assert load["in_flight_max"] >= 1
+        assert client["headroom"] == pytest.approx(client["capacity_per_s"] / client["events_per_s"])
+        assert client["workers"] == 2
+    (calibrated,) = [e for e in run.read_journal() if e["event"] == "client_calibrated"]
+    assert calibrated["method"] == "cpu"
+    assert calibrated["parse_us_per_event"] > 0
+    summary = analyse(run)
+    assert all(cell.metrics["client_headroom"].value for cell in summary.cells)
+    assert all(cell.metrics["throughput"].value for cell in summary.cells)
+    assert any("open loop, gamma arrivals" in lint.message for lint in summary.lints)
+
+
+def test_a_schedule_of_arrivals_is_a_part_of_what_is_resumed() -> None:
+    def sha(**arrivals: Any) -> str:
+        given = campaign(arrivals=arrivals)
+        return build_schedule(given, load_suites(given)).sha256
+
+    assert sha(process="poisson", duration_s=1.0) == sha(process="poisson", duration_s=1.0)
+    assert len({sha(), sha(process="poisson", duration_s=1.0), sha(process="constant", duration_s=1.0)}) == 3
+
+
+def test_a_recorded_trace_drives_a_cell_and_paths_count_from_the_campaign_file(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("Timestamp,Model\n0,m\n1,m\n1.5,m\n9,m\n")
+    given = campaign(arrivals={"process": "trace", "trace": "trace.csv", "duration_s": 2.0})
+    path = tmp_path / "c.yaml"
+    path.write_text(given.model_dump_json())
+    loaded = load_campaign(path).campaign
+    assert loaded.arrivals.trace == str(tmp_path / "trace.csv")
+    cells = list(build_schedule(loaded, load_suites(loaded)).cells())
+    assert all(cell.offsets is not None and len(cell.offsets) == len(cell.prompt_ids) for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"arrivals": {"process": "trace"}}, "belong together"),
+        ({"arrivals": {"cv": 3.0}}, "cv means nothing in closed loop"),
+        ({"arrivals": {"process": "poisson", "ramp": [-1.0, 2.0]}}, "a ramp is two"),
+        ({"workload": {"files": [{"path": "x", "format": "parquet"}]}}, "not a format that can be read"),
+        ({"workload": {"files": [{"path": "x"}], "prompts_file": "y"}}, "not both"),
+    ],
+)
+def test_a_campaign_that_contradicts_itself_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        campaign(**fields)
+
+
+# Calibration
+
+
+def test_a_calibration_counts_events_errors_and_the_cost_of_parsing(tmp_path: Path) -> None:
+    seen: list[Step] = []
+    found = calibrate(bursts=(20,), rates=(2000,), streams=20, step_s=0.2, repeats=1, on_step=seen.append)
+    (burst,) = found.bursts
+    assert (burst.streams, burst.events, burst.failed) == (20, 2000, 0)
+    assert seen == list(found.ladder)
+    assert seen[0].parse_us_per_event > 0
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(found.to_json()))
+    if found.events_per_s:  # on a machine too busy for 2000 events/s there is none
+        capacity = read_capacity(path)
+        assert (capacity.events_per_s, capacity.method, capacity.workers) == (found.events_per_s, "ladder", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "is not a calibration"), ("[]", "is not a calibration"), ('{"workers": 1}', "bench-client")],
+)
+def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    with pytest.raises(CalibrationError, match=words):
+        read_capacity(path)
+    with pytest.raises(CalibrationError, match="cannot be read"):
+        read_capacity(tmp_path / "none.json")
+
+
+def test_bench_client_prints_the_table_and_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(workers: int, *, rates: Any, step_s: Any, repeats: Any, **hooks: Any) -> Any:
+        return calibrate(workers, bursts=(5,), rates=(500,), streams=5, step_s=0.1, repeats=1, **hooks)
+
+    monkeypatch.setattr(calibration, "calibrate", small)
+    result = CliRunner().invoke(app, ["bench-client", "--json", str(tmp_path / "c.json")])
+    assert result.exit_code == 0, result.output
+    assert "Sustained:" in result.output
+    assert "parse µs" in result.output
+    assert json.loads((tmp_path / "c.json").read_text())["kind"] == "breakeven client calibration"
+
+
+def _busiest(times: list[int]) -> float:
+    return max((sum(start <= t < start + 10**9 for t in times) for start in times), default=0)
+
+
+@given(st.lists(st.integers(0, 5 * 10**9), max_size=30))
+def test_the_busiest_second_is_that_of_a_count_at_every_event(times: list[int]) -> None:
+    assert busiest_second(times) == _busiest(times)

@@ -24,7 +24,7 @@ def bench_client(
     workers: Annotated[int, typer.Option(min=1, max=256, help="Client processes.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter steps, one try each: 10 seconds.")] = False,
 ) -> None:
-    """Calibrate the load generator against a mock server of known truth: how many events, how late. About 30 seconds."""
+    """Calibrate the load generator against a mock server of known truth: how many events, and how late."""
     from breakeven.lab.calibration import LADDER, CalibrationError, calibrate
     from breakeven.lab.client import WorkerError
 

@@ -189,7 +189,7 @@ def compare(
         if r.error is None and r.request_id in truth and len(r.chunks) == len(truth[r.request_id]["chunk_ns"])
     ]
     for result in good:
-        true = truth[result.request_id]
+        true: Any = truth[result.request_id]
         arrivals = np.array([chunk.arrival_ns for chunk in result.chunks])
         sends = np.array(true["chunk_ns"])
         true_ttft = true["chunk_ns"][0] - true["received_ns"]
@@ -235,7 +235,7 @@ def calibrate(
     on_burst: Callable[[Step], None] = lambda step: None,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> Calibration:
-    """The whole calibration: bursts, then paced rates until two in a row fail. Each step is tried up to `repeats` times.
+    """The whole calibration: bursts, then paced rates until two in a row fail; up to `repeats` tries each.
 
     Where there are cores enough, each client process is pinned to one and the mock to another.
     """
@@ -340,12 +340,3 @@ def read_capacity(path: str | Path) -> Capacity:
     if not capacity.events_per_s > 0:
         raise CalibrationError(f"{path} found no rate that this client sustained: calibrate on a quieter machine")
     return capacity
-
-
-def busiest_second(arrivals_ns: ArrayLike) -> float:
-    """The most events within any one second (half-open), from their times in ns, shape (n,); 0 without events."""
-    times = np.sort(np.asarray(arrivals_ns, dtype=np.int64).reshape(-1))
-    if not times.size:
-        return 0.0
-    ends = np.searchsorted(times, times + 1_000_000_000, side="left")
-    return float((ends - np.arange(times.size)).max())

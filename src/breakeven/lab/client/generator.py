@@ -217,7 +217,7 @@ class _Loop:
         self._finished: list[_Exchange] = []
         self._failed = 0
         self._in_flight = 0
-        # A stream (closed loop) or a request's number (open loop), the intended time, a request to retry; in order of time
+        # A stream (closed loop) or a request's number (open loop), the intended time, a request to retry; by time
         self._ready: deque[tuple[int, int, _Exchange | None]] = deque()
         self._deadlines: deque[_Exchange] = deque()  # in order, since every request has the same time-out
 

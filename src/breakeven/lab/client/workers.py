@@ -179,13 +179,14 @@ class LoadClient:
         start_ns = time.time_ns() + START_AHEAD_NS
         for number in range(self.workers):
             self._send(number, start_ns)
-        waiting = dict(zip(self._pipes, range(self.workers), strict=True))
+        waiting = set(range(self.workers))
         results: dict[int, LoadResult] = {}
         reported = (0, 0)
         try:
             while waiting:
-                for pipe in wait(list(waiting), CALLBACK_S):
-                    number = waiting.pop(pipe)  # type: ignore[arg-type]
+                answered = wait([self._pipes[number] for number in waiting], CALLBACK_S)
+                for number in [n for n in waiting if self._pipes[n] in answered]:
+                    waiting.remove(number)
                     results[number] = self._receive(number)
                 if should_stop is not None and not self._stop.value and should_stop():
                     self._stop.value = 1
@@ -247,7 +248,9 @@ class LoadClient:
         self.close()
 
 
-def _serve(pipe: Connection, number: int, workers: int, following: Any, stop: Any, counts: Any, cpu: int | None) -> None:
+def _serve(
+    pipe: Connection, number: int, workers: int, following: Any, stop: Any, counts: Any, cpu: int | None
+) -> None:
     """The worker's process: one job after another, until the pipe closes."""
     import os
     import signal
