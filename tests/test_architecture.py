@@ -39,6 +39,7 @@ PURE = (
     "lab/workload/arrivals.py",
     "lab/workload/prompt.py",
     "lab/workload/request.py",
+    "lab/workload/retrieval.py",
     "engine/config.py",
     "engine/draft_tree.py",
     "engine/request.py",

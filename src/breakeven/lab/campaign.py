@@ -208,7 +208,7 @@ class PromptFile(Section):
 
 
 class Workload(Section):
-    """What is asked. Without `prompts_file` and `files` the prompts are those of the suites that ship with breakeven."""
+    """What is asked. Without `prompts_file` and `files` the prompts are those of the suites of breakeven."""
 
     domains: tuple[str, ...] | None = Field(default=None, min_length=1)
     prompts_file: str | None = None
@@ -251,7 +251,7 @@ class Arrivals(Section):
     @classmethod
     def _ramp(cls, ramp: tuple[float, float] | None) -> tuple[float, float] | None:
         if ramp is not None and (min(ramp) < 0 or sum(ramp) <= 0):
-            raise ValueError("a ramp is two shares of the mean rate, such as [0.5, 1.5]: not below 0 and not both 0")
+            raise ValueError("a ramp is two shares of the mean rate, such as [0.5, 1.5], not below 0 and not both 0")
         return ramp
 
     @model_validator(mode="after")
