@@ -42,6 +42,11 @@ def test_the_page_names_every_field() -> None:
 
     models += [module.EmbeddedArm, module.AttachArm, module.CommandArm, module.Workload, module.Requests]
     models += [module.Sampling, module.Warmup, module.Gates, module.Assumptions, module.Sentinel, module.Stop]
+    models += [
+        module.Arrivals,
+        module.Client,
+        module.PromptFile,
+    ]
     missing = sorted({name for model in models for name in model.model_fields if f"`{name}`" not in page})
     assert missing == []
 

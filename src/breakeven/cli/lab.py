@@ -286,7 +286,12 @@ def _print_plan(
         command = make_arm(name, config).command()
         typer.echo(f"  {name}: {shlex.join(command) if command else getattr(config, 'url', '')}")
     table = Table(title="Schedule", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("block", "arms, in order of launch", "domains", "streams, in order"):
+    for heading in (
+        "block",
+        "arms, in order of launch",
+        "domains",
+        "levels, in order" if campaign.arrivals.open else "streams, in order",
+    ):
         table.add_column(heading, overflow="fold")
     for block in range(campaign.blocks):
         launches = [launch for launch in schedule.launches if launch.block == block]
@@ -299,8 +304,14 @@ def _print_plan(
         )
     typer.echo("")
     console.print(table)
-    sizes = ", ".join(f"{campaign.requests.at(level)} at {level}" for level in sorted(campaign.levels))
-    typer.echo(f"\nRequests in a cell, by streams: {sizes}")
+    sizes = ", ".join(f"{campaign.requests_at(level)} at {level}" for level in sorted(campaign.levels))
+    if campaign.arrivals.open:
+        typer.echo(
+            f"\nOpen loop, {campaign.arrivals.process} arrivals: a level is a rate of {campaign.arrivals.unit_rate:g} "
+            f"requests/s times its number. Requests in a cell, by level: {sizes}"
+        )
+    else:
+        typer.echo(f"\nRequests in a cell, by streams: {sizes}")
     for note in schedule.notes:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
     assumed = campaign.assumptions

@@ -30,6 +30,7 @@ from breakeven.lab.controls import Visit, aa_summary, control_lints, sentinel_su
 from breakeven.lab.effects import factor_effects
 from breakeven.lab.family import describe_family, with_adjusted_p
 from breakeven.lab.lints import cell_lints, with_run_lints
+from breakeven.lab.load import open_window
 from breakeven.lab.metrics import CellMetrics, acceptance, agreement, cell_metrics, is_valid, tpot_ms
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
@@ -206,10 +207,11 @@ def _reduce(record: CellRecord, campaign: Campaign) -> _Cell:
     """Metrics of a cell, computed once; its chunks are let go."""
     key = record.key
     metrics = cell_metrics(
-        record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=campaign.natural
-    )
+        record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=campaign.natural,
+        open_loop=campaign.arrivals.open,
+    )  # fmt: skip
     if metrics.throughput_window == "steady":
-        window = steady_window(record.requests, key.level)
+        window = open_window(record.requests) if campaign.arrivals.open else steady_window(record.requests, key.level)
     else:
         window = whole_window(record.requests)
     good = [r for r in record.requests if is_valid(r)]
@@ -653,6 +655,14 @@ def _lints(
         if cell.valid and cell.metrics.throughput_tok_s.value is None:
             where[f"no throughput: {cell.metrics.throughput_tok_s.note}"].append(cell.key.id)
     lints = [Lint(message=message, cells=names) for message, names in where.items()]
+    if campaign.arrivals.open:
+        lints.append(
+            Lint(
+                message=f"open loop, {campaign.arrivals.process} arrivals: a level is a rate, not a number of streams:"
+                f" its number times {campaign.arrivals.unit_rate:g} requests/s",
+                cells=[],
+            )
+        )
     attached = [name for name, arm in campaign.arms.items() if isinstance(arm, AttachArm)]
     if attached:
         lints.append(
@@ -759,6 +769,7 @@ def _cell_summary(cell: _Cell) -> CellSummary:
         "looping_share": m.looping_share,
         "cached_share": m.cached_share,
         "client_cpu": Quantity(cell.record.client_cpu_s, "s", Provenance.MEASURED),
+        **_load_quantities(cell.record),
     }
     return CellSummary(
         id=key.id,
@@ -775,6 +786,30 @@ def _cell_summary(cell: _Cell) -> CellSummary:
         counters=dict(cell.record.counters),
         notes=_notes(cell),
     )
+
+
+def _load_quantities(record: CellRecord) -> dict[str, Quantity]:
+    """Offered and achieved rates, streams in flight and the client's headroom, as the runner noted them."""
+    load = record.extra.get("load")
+    if not isinstance(load, dict):
+        return {}
+    found = {
+        name: Quantity(load.get(name), unit, provenance)
+        for name, unit, provenance in (
+            ("offered_per_s", "1/s", Provenance.DERIVED),
+            ("sent_per_s", "1/s", Provenance.MEASURED),
+            ("completed_per_s", "1/s", Provenance.MEASURED),
+            ("in_flight_mean", "1", Provenance.MEASURED),
+            ("in_flight_max", "1", Provenance.MEASURED),
+        )
+    }
+    client = record.extra.get("client")
+    if isinstance(client, dict):
+        note = str(client.get("note", ""))
+        found["client_events_per_s"] = Quantity(client.get("events_per_s"), "1/s", Provenance.MEASURED)
+        found["client_capacity"] = Quantity(client.get("capacity_per_s"), "1/s", Provenance.ESTIMATED, note)
+        found["client_headroom"] = Quantity(client.get("headroom"), "1", Provenance.ESTIMATED, note)
+    return found
 
 
 def _figure(quantity: Quantity) -> Figure:

@@ -19,6 +19,11 @@ MAX_LEVEL = 10_000
 MAX_CELLS = 100_000
 SENTINEL = "sentinel"  # the condition of sentinel cells
 AA_SUFFIX = "-aa"  # of the name of the baseline's second launch
+# The names of the readers in `workload.datasets`, a test compares them: the campaign's models import no reader.
+FILE_FORMATS = (
+    *("auto", "prompts", "sharegpt", "humaneval", "mbpp", "spec-bench", "speed-bench", "gsm8k", "bfcl", "swe-bench"),
+    *("csv", "text"),
+)
 
 
 class Section(BaseModel):
@@ -197,11 +202,35 @@ ArmConfig = Annotated[EmbeddedArm | AttachArm | CommandArm, Field(discriminator=
 ARM_TYPES: Mapping[str, type[Section]] = {"embedded": EmbeddedArm, "attach": AttachArm, "command": CommandArm}
 
 
+class PromptFile(Section):
+    """A local file of a public data set, or of one's own: `datasets` knows the formats."""
+
+    path: str = Field(min_length=1)
+    format: str = "auto"
+    domain: str | None = None
+    limit: int | None = Field(default=None, ge=1)
+
+    @field_validator("format")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in FILE_FORMATS:
+            raise ValueError(f"{name!r} is not a format that can be read: choose one of {', '.join(FILE_FORMATS)}")
+        return name
+
+    @field_validator("domain")
+    @classmethod
+    def _domain(cls, domain: str | None) -> str | None:
+        if domain is not None and (not _NAME.match(domain) or domain == "all"):
+            raise ValueError(f"{domain!r} must be 1 to 40 letters, digits, dots, dashes and underscores, and not 'all'")
+        return domain
+
+
 class Workload(Section):
-    """What is asked. Without `prompts_file` the prompts are those of the suites that ship with breakeven."""
+    """What is asked. Without `prompts_file` and `files` the prompts are those of the suites of breakeven."""
 
     domains: tuple[str, ...] | None = Field(default=None, min_length=1)
     prompts_file: str | None = None
+    files: tuple[PromptFile, ...] = ()
     max_tokens: int = Field(default=128, ge=1)
     template: Literal["chat", "completions"] = "chat"
     extra_body: dict[str, Any] = Field(default_factory=dict)
@@ -221,9 +250,58 @@ class Workload(Section):
 
     @model_validator(mode="after")
     def _default_domains(self) -> Self:
-        if self.domains is None and self.prompts_file is None:
+        if self.prompts_file is not None and self.files:
+            raise ValueError("give prompts_file or files, not both: files reads prompt files too (format: prompts)")
+        if self.domains is None and self.prompts_file is None and not self.files:
             object.__setattr__(self, "domains", ("coding", "encyclopedic"))
         return self
+
+
+class Arrivals(Section):
+    """When requests are sent. In closed loop a level is a number of streams; else a rate, `level × unit_rate` per s."""
+
+    process: Literal["closed", "poisson", "gamma", "constant", "trace"] = "closed"
+    cv: float = Field(default=2.0, gt=0, le=20)
+    trace: str | None = None
+    ramp: tuple[float, float] | None = None
+    unit_rate: float = Field(default=1.0, gt=0)
+    duration_s: float = Field(default=30.0, gt=0)
+
+    @field_validator("ramp")
+    @classmethod
+    def _ramp(cls, ramp: tuple[float, float] | None) -> tuple[float, float] | None:
+        if ramp is not None and (min(ramp) < 0 or sum(ramp) <= 0):
+            raise ValueError("a ramp is two shares of the mean rate, such as [0.5, 1.5], not below 0 and not both 0")
+        return ramp
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.process == "trace") != (self.trace is not None):
+            raise ValueError("a trace file and process: trace belong together: give both or neither")
+        fields = type(self).model_fields
+        given = [name for name, field in fields.items() if name != "process" and getattr(self, name) != field.default]
+        if self.process == "closed" and given:
+            raise ValueError(f"{', '.join(given)} means nothing in closed loop: choose another process")
+        return self
+
+    @property
+    def open(self) -> bool:
+        """Requests are sent by a schedule, whatever the server does."""
+        return self.process != "closed"
+
+    def rate(self, level: int) -> float:
+        """Requests per second at a level."""
+        return level * self.unit_rate
+
+
+class Client(Section):
+    """The load generator: processes, and how its capacity is known (docs/client.md).
+
+    `calibration`: quick (about two seconds at the start of a run), off, or a file of `breakeven bench-client --json`.
+    """
+
+    workers: int = Field(default=1, ge=1, le=256)
+    calibration: str = Field(default="quick", min_length=1)
 
 
 class Requests(Section):
@@ -334,6 +412,7 @@ class Campaign(Section):
     baseline: str
     workload: Workload = Workload()
     levels: tuple[Annotated[int, Field(ge=1, le=MAX_LEVEL)], ...] = Field(default=(1, 2, 5, 10), min_length=1)
+    arrivals: Arrivals = Arrivals()
     requests: Requests = Requests()
     sampling: Sampling = Sampling()
     blocks: int = Field(default=5, ge=1, le=1000)
@@ -341,6 +420,7 @@ class Campaign(Section):
     margin: float = Field(default=0.03, gt=0, lt=1)
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     warmup: Warmup = Warmup()
+    client: Client = Client()
     gates: Gates = Gates()
     on_server_death: Literal["continue", "stop"] = "continue"
     primary_metric: Literal["throughput", "ttft", "tpot", "latency"] = "throughput"
@@ -422,6 +502,13 @@ class Campaign(Section):
                 f"({self.workload.max_tokens})"
             )
         return self
+
+    def requests_at(self, level: int) -> int:
+        """Requests of a cell: by the streams in closed loop, by the rate and the duration in open loop."""
+        if not self.arrivals.open:
+            return self.requests.at(level)
+        wanted = max(self.requests.min_requests, math.ceil(self.arrivals.rate(level) * self.arrivals.duration_s))
+        return wanted if self.requests.max_requests is None else min(wanted, self.requests.max_requests)
 
     @property
     def aa_arm(self) -> str:
