@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from breakeven.lab.doctor.finding import Finding, Status
 
-STEP_S = 0.01  # more than a clock that is slewed by NTP (500 ppm) gains in 20 s
+STEP_S = 0.05  # more than a clock slewed by NTP (500 ppm) gains in a minute, or a busy machine takes between two reads
 
 
 @dataclass(frozen=True, slots=True)
