@@ -281,12 +281,12 @@ def speculation(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[str]:
             yield f"{name} is started without speculation, and its counters show {drafts:g} drafts"
 
 
-def speculates(arm: EmbeddedArm | CommandArm | AttachArm) -> bool | None:
+def speculates(arm: object) -> bool | None:
     """Whether an arm is started with speculation; None where that cannot be told (a server that is not ours)."""
     if isinstance(arm, EmbeddedArm):
         return isinstance(arm.speculation, Speculation) or any("--speculative-algorithm" in flag for flag in arm.flags)
-    if isinstance(arm, AttachArm):
-        return None
+    if not isinstance(arm, CommandArm):
+        return None  # attached, or imported from somebody else's file
     options = [part.partition("=")[0] for part in arm.command]
     names = ("--speculative-config", "--speculative-algorithm", "--spec-type", "--model-draft", "-md")
     return any(option in names for option in options) or None
