@@ -7,7 +7,7 @@ import torch
 from train_tools import TINY, tiny_model
 
 from breakeven.engine.models.drafter_config import DrafterConfig
-from breakeven.engine.models.llama import rotate
+from breakeven.engine.step_ops import rotate
 from breakeven.train.attention import chain_attention, plain_chain_attention
 from breakeven.train.config import ShapeConfig
 from breakeven.train.model import DrafterModule

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from breakeven.engine.cpu import available
+
+if TYPE_CHECKING:
+    from breakeven.engine.cpu.ops import PackedProduct
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -18,6 +25,22 @@ def _can_pack(weight: Tensor) -> bool:
     )
 
 
+def _tiled(weight: Tensor) -> bool:
+    """Whether our own kernel has this weight: it reads faster than oneDNN's, and a row's result never depends on how
+    many rows there are."""
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not available():
+        return False
+    from breakeven.engine.cpu.ops import PackedProduct
+
+    return PackedProduct.fits(weight)
+
+
+def _tile(weight: Tensor, bias: Tensor | None) -> PackedProduct:
+    from breakeven.engine.cpu.ops import PackedProduct
+
+    return PackedProduct(weight, bias)
+
+
 def _pack(weight: Tensor) -> Tensor:
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return packed
@@ -26,14 +49,17 @@ def _pack(weight: Tensor) -> Tensor:
 class Linear:
     """y = x W^T + b. weight [out, in], bias [out] or None; x [rows, in]."""
 
-    __slots__ = ("_packed", "bias", "weight")
+    __slots__ = ("_packed", "_tiled", "bias", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.bias = bias
         self.weight = weight
-        self._packed = _pack(weight) if _can_pack(weight) else None
+        self._tiled = _tile(weight, bias) if _tiled(weight) else None
+        self._packed = _pack(weight) if self._tiled is None and _can_pack(weight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._tiled is not None:
+            return self._tiled(x)
         if self._packed is not None:
             product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
             return product
@@ -41,6 +67,8 @@ class Linear:
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """y + residual [rows, out]."""
+        if self._tiled is not None:
+            return self._tiled(x, residual)
         if self._packed is not None:
             total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self.bias, "add")
             return total
@@ -55,11 +83,16 @@ class GatedUnit:
     one matrix, to be one launch.
     """
 
-    __slots__ = ("_gate", "_gate_bias", "_joined", "_up", "_up_bias")
+    __slots__ = ("_gate", "_gate_bias", "_joined", "_tiled", "_up", "_up_bias")
 
     def __init__(self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None) -> None:
         self._joined: Linear | None = None
-        if _can_pack(gate):
+        self._tiled: PackedProduct | None = None
+        if _tiled(gate):
+            from breakeven.engine.cpu.ops import PackedProduct
+
+            self._tiled = PackedProduct.gated(gate, up, gate_bias, up_bias)
+        elif _can_pack(gate):
             self._gate, self._up = _pack(gate), _pack(up)
             self._gate_bias, self._up_bias = gate_bias, up_bias
         else:
@@ -67,6 +100,8 @@ class GatedUnit:
             self._joined = Linear(torch.cat((gate, up)), torch.cat(biases) if biases else None)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._tiled is not None:
+            return self._tiled(x)
         if self._joined is not None:
             gate, up = self._joined(x).chunk(2, dim=-1)
             return F.silu(gate) * up

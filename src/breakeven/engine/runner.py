@@ -12,6 +12,7 @@ from breakeven.engine.attention import KVCache, plan_attention
 from breakeven.engine.batch import SequenceRows, StepPlan
 from breakeven.engine.config import EngineConfig, ModelConfig
 from breakeven.engine.models.llama import LlamaModel
+from breakeven.engine.step_ops import KernelStep, StepOps, TorchStep, can_use_kernels
 from breakeven.engine.taps import FeatureTaps
 
 
@@ -33,6 +34,7 @@ class Runner:
             self.model.embedding.dtype,
             self.device,
         )
+        self._kernels = can_use_kernels(model_config, self.cache)
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan, taps: FeatureTaps | None = None) -> Tensor:
@@ -42,11 +44,17 @@ class Runner:
         """
         tokens = np.fromiter((t for s in plan.sequences for t in s.tokens), np.int64, plan.num_rows)
         positions = np.fromiter((p for s in plan.sequences for p in s.positions), np.int64, plan.num_rows)
-        attention = plan_attention(plan, self.cache, self.fold)
         sampled = None
         if plan.num_sampled != plan.num_rows:
             sampled = self._tensor(_sampled_rows(plan.sequences))
-        return self.model.forward(self._tensor(tokens), self._tensor(positions), sampled, attention, self.cache, taps)
+        return self.model.forward(self._tensor(tokens), sampled, self._step(plan, self._tensor(positions)), taps)
+
+    def _step(self, plan: StepPlan, positions: Tensor) -> StepOps:
+        cos, sin = self.model.cos, self.model.sin
+        if self._kernels:
+            return KernelStep(self.model.config, plan, self.cache, cos, sin, positions)
+        attention = plan_attention(plan, self.cache, self.fold)
+        return TorchStep(self.model.config, attention, self.cache, cos, sin, positions)
 
     @torch.inference_mode()
     def compact(self, moves: Sequence[tuple[int, int]]) -> None:

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from breakeven.engine.models.llama import LlamaModel, rotate
+from breakeven.engine.models.llama import LlamaModel
+from breakeven.engine.step_ops import rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [rows, heads, dim], key, value [rows, kv_heads, dim]) → [rows, heads, dim]."""

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from breakeven.engine.models.llama import rotate
+from breakeven.engine.step_ops import rotate
 from breakeven.train.attention import chain_attention
 from breakeven.train.model import DrafterModule, Weights
 

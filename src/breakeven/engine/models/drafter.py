@@ -20,7 +20,8 @@ from breakeven.engine.attention import KVCache
 from breakeven.engine.config import ConfigError, ModelConfig
 from breakeven.engine.linear import Linear
 from breakeven.engine.models.drafter_config import DrafterConfig
-from breakeven.engine.models.llama import rope_tables, rotate
+from breakeven.engine.models.llama import rope_tables
+from breakeven.engine.step_ops import rotate
 
 
 @dataclass(frozen=True)

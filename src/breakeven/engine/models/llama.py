@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from breakeven.engine.attention import AttentionPlan, KVCache, attend
 from breakeven.engine.config import ModelConfig
 from breakeven.engine.linear import GatedUnit, Linear
+from breakeven.engine.step_ops import StepOps
 from breakeven.engine.taps import FeatureTaps
 
 
@@ -38,15 +38,6 @@ def rope_tables(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     positions = torch.arange(config.max_position, dtype=torch.float32, device=device)
     angles = torch.outer(positions, inverse.float()).repeat(1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, halves convention. x [rows, heads, head_dim]; cos and sin [rows, 1, head_dim]."""
-    half = x.shape[-1] // 2
-    rotated = x * cos
-    rotated[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-    rotated[..., half:].addcmul_(x[..., :half], sin[..., half:])
-    return rotated
 
 
 @dataclass(slots=True)
@@ -108,21 +99,17 @@ class LlamaModel:
     def forward(
         self,
         tokens: Tensor,
-        positions: Tensor,
         sampled_rows: Tensor | None,
-        plan: AttentionPlan,
-        cache: KVCache,
+        ops: StepOps,
         taps: FeatureTaps | None = None,
     ) -> Tensor:
-        """Logits [sampled rows, vocab]; writes the rows' K and V into the cache.
+        """Logits [sampled rows, vocab]; `ops` writes the rows' K and V into the cache.
 
-        tokens, positions int64 [rows]; `sampled_rows` int64 [sampled] picks rows for the head, None: all of them;
+        tokens int64 [rows]; `sampled_rows` int64 [sampled] picks rows for the head, None: all of them;
         `taps` is shown the residual stream of all rows at every layer boundary.
         """
         config = self.config
         hidden = F.embedding(tokens, self.embedding)
-        cos = self.cos[positions].unsqueeze(1)
-        sin = self.sin[positions].unsqueeze(1)
         rows = hidden.shape[0]
         heads, kv_heads, dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
         last = len(self.layers) - 1
@@ -130,24 +117,19 @@ class LlamaModel:
         for index, layer in enumerate(self.layers):
             if taps is not None:
                 taps.record(index, hidden)
-            normed = F.rms_norm(hidden, (config.hidden_size,), layer.input_norm, eps)
-            qkv = layer.qkv(normed).view(rows, heads + 2 * kv_heads, dim)
+            qkv = layer.qkv(ops.norm(hidden, layer.input_norm)).view(rows, heads + 2 * kv_heads, dim)
             if layer.q_norm is not None and layer.k_norm is not None:
                 query = F.rms_norm(qkv[:, :heads], (dim,), layer.q_norm, eps)
                 key = F.rms_norm(qkv[:, heads : heads + kv_heads], (dim,), layer.k_norm, eps)
-                query_key = rotate(torch.cat((query, key), dim=1), cos, sin)
-            else:
-                query_key = rotate(qkv[:, : heads + kv_heads], cos, sin)
-            cache.write(index, plan.slots, query_key[:, heads:], qkv[:, heads + kv_heads :])
-            query = query_key[:, :heads]
+                qkv = torch.cat((query, key, qkv[:, heads + kv_heads :]), dim=1)
+            query = ops.rotate_and_store(index, qkv)
             if index == last and sampled_rows is not None and sampled_rows.shape[0] == 0 and not tap_last:
                 break  # nothing is sampled: the last layer's K and V were all that mattered
-            attended = attend(query, index, plan, cache)
+            attended = ops.attend(index, query)
             hidden = layer.output.add(attended.reshape(rows, heads * dim), hidden)
-            normed = F.rms_norm(hidden, (config.hidden_size,), layer.post_norm, eps)
-            hidden = layer.down.add(layer.gated(normed), hidden)
+            hidden = layer.down.add(layer.gated(ops.norm(hidden, layer.post_norm)), hidden)
         if taps is not None and tap_last:
             taps.record(len(self.layers), hidden)
         if sampled_rows is not None:
             hidden = hidden[sampled_rows]
-        return self.head(F.rms_norm(hidden, (config.hidden_size,), self.final_norm, eps))
+        return self.head(ops.norm(hidden, self.final_norm))
