@@ -80,7 +80,7 @@ def test_aliases_and_merge_keys_save_repetition() -> None:
 
 def test_the_quickstart_is_a_campaign_that_fits_into_five_minutes_as_assumed() -> None:
     campaign = parse_campaign(files("breakeven.lab").joinpath("quickstart.yaml").read_text(encoding="utf-8"))
-    assert (campaign.levels, set(campaign.arms)) == ((1, 2, 5, 10), {"off", "ngram"})
+    assert (campaign.levels, set(campaign.arms)) == ((1, 2, 5, 10), {"eagle3", "ngram", "off"})
     schedule = build_schedule(campaign, load_suites(campaign))
     assert len(schedule.conditions) >= 2
     cells = sum(assumed_cell_s(campaign, cell.key.level) for cell in schedule.cells())
