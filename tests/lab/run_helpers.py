@@ -39,6 +39,7 @@ def campaign(arms: dict[str, Any] | None = None, **fields: Any) -> Campaign:
         "requests": {"requests_per_stream": 1, "min_requests": 3},
         "blocks": 2,
         "warmup": {"requests": 1},
+        "client": {"calibration": "off"},
         "gates": {"max_send_lag_ms": 5000, "max_client_cpu_share": 1.0},
     }
     value.update(fields)

@@ -28,6 +28,9 @@ ENVIRONMENT: dict[str, Any] = {
     "versions": {"python": "3.11.9", "breakeven": "0.1.0", "torch": "2.13.0"},
     "cpu": {"model": "Example CPU", "usable_cores": 2, "governor": None},
     "gpus": [],
+    "suites": {
+        name: {"sha256": "0" * 64, "prompts": 40, "common_word_share": 0.3} for name in ("coding", "encyclopedic")
+    },
     "load_average": [0.1, 0.2, 0.3],
 }
 
@@ -120,7 +123,7 @@ def cells(given: Campaign, ratio: Ratio, *, noise: float = 0.01, seed: int = 1) 
                     wobble = math.exp(random_source.gauss(0, noise)) if noise else 1.0
                     rate = BASE[level] * ratio(arm, condition, level) * wobble
                     record = cell(
-                        CellKey(block, arm, condition, level), rate, tokens_per_chunk=1 if arm == "off" else 2
+                        CellKey(block, arm, condition, level), rate, tokens_per_chunk=1 if arm.startswith("off") else 2
                     )
                     records.append(record)
     return records

@@ -41,7 +41,12 @@ def test_the_page_names_every_field() -> None:
     from breakeven.lab import campaign as module
 
     models += [module.EmbeddedArm, module.AttachArm, module.CommandArm, module.Workload, module.Requests]
-    models += [module.Sampling, module.Warmup, module.Gates, module.Assumptions]
+    models += [module.Sampling, module.Warmup, module.Gates, module.Assumptions, module.Sentinel, module.Stop]
+    models += [
+        module.Arrivals,
+        module.Client,
+        module.PromptFile,
+    ]
     missing = sorted({name for model in models for name in model.model_fields if f"`{name}`" not in page})
     assert missing == []
 
@@ -75,7 +80,7 @@ def test_aliases_and_merge_keys_save_repetition() -> None:
 
 def test_the_quickstart_is_a_campaign_that_fits_into_five_minutes_as_assumed() -> None:
     campaign = parse_campaign(files("breakeven.lab").joinpath("quickstart.yaml").read_text(encoding="utf-8"))
-    assert (campaign.levels, set(campaign.arms)) == ((1, 2, 5, 10), {"off", "ngram"})
+    assert (campaign.levels, set(campaign.arms)) == ((1, 2, 5, 10), {"eagle3", "ngram", "off"})
     schedule = build_schedule(campaign, load_suites(campaign))
     assert len(schedule.conditions) >= 2
     cells = sum(assumed_cell_s(campaign, cell.key.level) for cell in schedule.cells())
@@ -106,7 +111,13 @@ def test_the_quickstart_is_a_campaign_that_fits_into_five_minutes_as_assumed() -
         (GOOD.replace("type: embedded,", "type: vllm,"), 3, "unknown type 'vllm': choose one of embedded, attach"),
         (GOOD.replace("{type: embedded}", "{}"), 2, "'type' is missing"),
         (GOOD.replace("{algorithm: ngram}", "{algorithm: ngrm}"), 3, "must be 'ngram' or 'eagle3', found \"ngrm\""),
-        (GOOD.replace("{algorithm: ngram}", "{algorithm: eagle3}"), 3, "eagle3 needs draft_model_path"),
+        (
+            GOOD.replace(
+                "embedded, speculation: {algorithm: ngram}", "embedded, model: /m, speculation: {algorithm: eagle3}"
+            ),
+            3,
+            "eagle3 needs speculation.draft_model_path",
+        ),
         (GOOD.replace("{algorithm: ngram}", "ngram"), 3, "must be 'off' or a mapping with an algorithm"),
         (GOOD.replace("{type: embedded}", "{type: embedded, flags: [--port=3]}"), 2, "--port is set by the lab itself"),
         (GOOD.replace("{type: embedded}", "{type: attach, url: localhost}"), 2, "is not a URL of a server"),

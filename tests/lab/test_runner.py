@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from breakeven.cli import lab as cli
 from breakeven.cli.main import app
 from breakeven.lab import records
+from breakeven.lab.analysis import analyse
 from breakeven.lab.events import CellBegan, CellEnded, CellProgress, Event, LaunchFailed, RunBegan
 from breakeven.lab.mock import MockProcess, MockScript
 from breakeven.lab.plan import build_schedule, load_suites
@@ -432,3 +433,35 @@ def test_the_quickstart_continues_its_own_unfinished_run_and_leaves_a_finished_o
     assert "this one goes to" in _invoke("quickstart", "--out", str(out)).output
     assert _invoke("quickstart", "--out", str(out), "--blocks", "9").exit_code == 0
     assert taken == [("q", False), ("q", True), ("q-2", False), ("q-3", False)]
+
+
+def test_a_campaign_ends_at_its_declared_confidence_sequence_and_stays_ended(tmp_path: Path) -> None:
+    arms = {"off": mock_arm(), "on": mock_arm({"gap_s": 0.03})}
+    given = campaign(arms, levels=[1], blocks=8, stop={"rule": "confidence_sequence", "min_blocks": 3}, margin=0.5)
+    run, outcome = execute(tmp_path / "run", given)
+    done = outcome.measured
+    assert 6 <= done < outcome.cells == 16
+    assert not outcome.stopped
+    assert run.finished
+    (line,) = [e for e in run.read_journal() if e["event"] == "run_decided"]
+    assert 2 * line["blocks"] == done
+    summary = analyse(run)
+    assert summary.missing == []
+    assert summary.run.cells_planned == done
+    _, again = execute(tmp_path / "run", given)
+    assert again.measured == done
+
+
+def test_a_campaign_with_its_controls_runs_them_and_reports_them(tmp_path: Path) -> None:
+    given = campaign(levels=[1], blocks=2, aa=True, sentinel={"requests": 2})
+    run, outcome = execute(tmp_path / "run", given)
+    assert (outcome.cells, outcome.measured, outcome.invalid) == (12, 12, {})
+    summary = analyse(run)
+    assert summary.aa is not None
+    assert [row.level for row in summary.aa.levels] == [1]
+    assert [len(row.points) for row in summary.sentinel] == [2, 2, 2]
+    assert summary.campaign.conditions == ["coding"]
+    assert summary.missing == []
+    sentinels = [record for record in run.read_cells() if record.key.condition == "sentinel"]
+    assert len({tuple(r.prompt_id for r in record.requests) for record in sentinels}) == 1
+    assert len({record.extra["bodies_sha256"] for record in sentinels}) == 1

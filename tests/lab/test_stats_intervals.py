@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from breakeven.lab.stats.bootstrap import expanded_percentiles, expansion_of, hierarchical_bootstrap
+from breakeven.lab.stats.bootstrap import (
+    expanded_percentiles,
+    expansion_of,
+    hierarchical_bootstrap,
+    resampled_quantile_logs,
+)
 from breakeven.lab.stats.quantile import quantile_ratio, requests_floor
 from breakeven.lab.stats.ratio import paired_ratio, ratio_from_logs
 from breakeven.lab.stats.robust import hodges_lehmann, signed_rank_distribution
@@ -176,13 +181,43 @@ def test_a_tail_quantile_under_its_floor_is_refused_with_the_reason() -> None:
     assert "6,636" in quantile_ratio(enough, enough, 0.999, seed=0).note
 
 
-def test_a_quantile_ratio_is_that_of_the_pooled_quantiles() -> None:
+def test_a_quantile_ratio_is_the_geometric_mean_of_the_blocks_ratios_with_its_t_interval() -> None:
     generator = np.random.default_rng(5)
     base = [generator.exponential(1, 50) + 1 for _ in range(4)]
     arm = [generator.exponential(2, 50) + 1 for _ in range(4)]
-    estimate = quantile_ratio(base, arm, 0.9, seed=2, resamples=200)
-    truth = np.quantile(np.concatenate(arm), 0.9) / np.quantile(np.concatenate(base), 0.9)
-    assert estimate.ratio == pytest.approx(truth)
-    assert estimate.ci_low is not None
-    assert estimate.ci_high is not None
-    assert estimate.ci_low < truth < estimate.ci_high
+    found = quantile_ratio(base, arm, 0.9, seed=2, resamples=200)
+    each = [np.quantile([b, a], 0.9, axis=1, method="weibull") for b, a in zip(base, arm, strict=True)]
+    expected = ratio_from_logs([math.log(a / b) for b, a in each])
+    wanted = (expected.ratio, expected.ci_low, expected.ci_high, expected.p_value)
+    assert (found.ratio, found.ci_low, found.ci_high, found.p_value) == pytest.approx(wanted)
+    assert (found.method, found.requests) == ("blocks", 200)
+    assert found.bootstrap_low is not None
+    assert found.bootstrap_high is not None
+    assert found.bootstrap_low < expected.ratio < found.bootstrap_high
+    assert quantile_ratio(base, arm, 0.9, seed=2, resamples=0).bootstrap_low is None
+
+
+def test_blocks_that_are_too_small_for_the_quantile_are_pooled_and_bootstrapped() -> None:
+    generator = np.random.default_rng(6)
+    base = [generator.exponential(1, 60) + 1 for _ in range(12)]
+    arm = [1.5 * block for block in base]
+    found = quantile_ratio(base, arm, 0.99, seed=1, resamples=200)
+    assert found.method == "bootstrap"
+    assert found.ratio == pytest.approx(1.5)
+    assert (found.ci_low, found.ci_high) == (found.bootstrap_low, found.bootstrap_high)
+    assert "100 requests" in found.note
+
+
+def test_the_bootstrap_of_a_quantile_in_arrays_is_the_one_of_the_general_function() -> None:
+    generator = np.random.default_rng(7)
+    base = [np.exp(generator.normal(0, 0.2, n)) for n in (20, 33, 27)]
+    arm = [np.exp(generator.normal(0.1, 0.2, n)) for n in (25, 20, 31)]
+    fast = resampled_quantile_logs(base, arm, 0.8, seed=1, resamples=3000)
+    general = hierarchical_bootstrap(
+        base, arm, lambda v: float(np.quantile(v, 0.8, method="inverted_cdf")), seed=2, resamples=1500
+    )
+    low, high = expanded_percentiles(fast, 3, 0.95)
+    assert general.ci_low is not None
+    assert general.ci_high is not None
+    assert math.exp(np.median(fast)) == pytest.approx(general.ratio, rel=0.03)
+    assert (math.exp(low), math.exp(high)) == pytest.approx((general.ci_low, general.ci_high), rel=0.06)

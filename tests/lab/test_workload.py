@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import string
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,17 @@ from breakeven.lab.workload.prompt import (
     salted,
 )
 from breakeven.lab.workload.request import SAMPLING_FIELDS, chat_body, completion_body, plain_text
-from breakeven.lab.workload.suite import domains, load_suite, read_prompts_file, recorded_hashes
+from breakeven.lab.workload.retrieval import BANDS, CHARACTERS_PER_TOKEN, chronicle
+from breakeven.lab.workload.suite import domains, load_suite, read_prompts_file, recorded_hashes, stored_domains
 
-DOMAINS = ("agentic", "chat", "coding", "encyclopedic")
+DOMAINS = ("agentic", "chat", "coding", "encyclopedic", "mathematics")
+# The suites as they first were: their prompts keep their ids and their words.
+FIRST = {
+    "agentic": (72, "bc657a308118b0a9d85a6b473f787de4fbd40bac184bce77a020d43db7404fec"),
+    "chat": (74, "502d39fe18bb110bb409399e879805775648c532e2c76e8607b47e62356826f6"),
+    "coding": (69, "35e87c43c0243ca4316d0f978539560ba659a8d7db8b237744f2e7e6c2f0f9e1"),
+    "encyclopedic": (78, "ff2c2e81e12da4f7fcb9d4c7eab5644e29515ea8c506ccfd84684c261d7a2876"),
+}
 
 
 def _text(prompt: Prompt) -> str:
@@ -40,21 +49,28 @@ def _trigrams(text: str) -> set[tuple[str, ...]]:
 
 
 def _all_prompts() -> list[Prompt]:
-    return [prompt for domain in domains() for prompt in load_suite(domain).prompts]
+    return [prompt for domain in stored_domains() for prompt in load_suite(domain).prompts]
 
 
 # The suites
 
 
-def test_the_four_domains_are_there() -> None:
-    assert domains() == list(DOMAINS)
+def test_the_domains_are_there() -> None:
+    assert stored_domains() == list(DOMAINS)
+    assert domains() == [*DOMAINS, *(f"retrieval-{band}" for band in BANDS)]
+
+
+@pytest.mark.parametrize("domain", FIRST)
+def test_prompts_that_were_there_before_have_kept_their_ids_and_words(domain: str) -> None:
+    count, sha256 = FIRST[domain]
+    assert canonical_sha256(load_suite(domain).prompts[:count]) == sha256
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_each_suite_holds_at_least_sixty_prompts_of_its_domain(domain: str) -> None:
+def test_each_suite_holds_at_least_two_hundred_prompts_of_its_domain(domain: str) -> None:
     suite = load_suite(domain)
     assert suite.name == domain
-    assert len(suite.prompts) >= 60
+    assert len(suite.prompts) >= 200
     assert {prompt.domain for prompt in suite.prompts} == {domain}
 
 
@@ -64,30 +80,50 @@ def test_ids_count_up_from_one_so_that_records_of_old_runs_keep_their_meaning(do
     assert [prompt.id for prompt in prompts] == [f"{domain}-{n:03d}" for n in range(1, len(prompts) + 1)]
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("domain", [*DOMAINS, "retrieval-1k", "retrieval-8k"])
 def test_no_prompt_changes_without_its_hash_on_record(domain: str) -> None:
     found, recorded = load_suite(domain).sha256, recorded_hashes()[domain]
     assert found == recorded, "prompts have changed: if on purpose, run the module with --write-hashes"
 
 
 def test_hashes_are_on_record_for_the_suites_and_for_nothing_else() -> None:
-    assert sorted(recorded_hashes()) == domains()
+    assert list(recorded_hashes()) == domains()
 
 
 def test_the_documented_counts_and_hashes_are_those_of_the_suites() -> None:
     page = (Path(__file__).parents[2] / "docs" / "workload.md").read_text(encoding="utf-8")
+    for domain, sha256 in recorded_hashes().items():
+        assert f"| `{domain}` | `{sha256}` |" in page
     for domain in DOMAINS:
-        suite = load_suite(domain)
-        assert f"| `{domain}` | `{suite.sha256}` |" in page
-        assert f"| `{domain}` | {len(suite.prompts)} |" in page
+        assert f"| `{domain}` | {len(load_suite(domain).prompts)} |" in page
+
+
+def _alike(prompts: list[Prompt], limit: float) -> list[tuple[str, str]]:
+    """Pairs whose word trigrams have a Jaccard similarity above the limit, by an index of which prompts share which."""
+    shingles = [_trigrams(_text(prompt)) for prompt in prompts]
+    holders: dict[tuple[str, ...], list[int]] = {}
+    for number, own in enumerate(shingles):
+        for shingle in own:
+            holders.setdefault(shingle, []).append(number)
+    shared = Counter(pair for numbers in holders.values() for pair in combinations(numbers, 2))
+    return [
+        (prompts[a].id, prompts[b].id)
+        for (a, b), count in shared.items()
+        if count > limit * (len(shingles[a]) + len(shingles[b]) - count)
+    ]
 
 
 def test_no_two_prompts_are_near_duplicates() -> None:
-    trigrams = [(prompt.id, _trigrams(_text(prompt))) for prompt in _all_prompts()]
-    alike = [
-        (one, other) for (one, a), (other, b) in combinations(trigrams, 2) if a and b and len(a & b) > 0.8 * len(a | b)
-    ]
-    assert alike == []
+    assert _alike(_all_prompts(), 0.61) == []
+    written = [prompt for prompt in _all_prompts() if prompt.domain != "mathematics"]
+    assert _alike(written, 0.4) == []
+
+
+def test_the_search_for_near_duplicates_finds_one() -> None:
+    one, two = (prompt_from_record({"id": i, "prompt": f"Please tell me how to {w} in winter at sea."}) for i, w in
+                (("a", "knit socks"), ("b", "knit gloves")))  # fmt: skip
+    assert _alike([one, two], 0.2) == [("a", "b")]
+    assert _alike([one, two], 0.9) == []
 
 
 def test_no_two_prompts_have_the_same_text() -> None:
@@ -110,14 +146,14 @@ def test_no_prompt_carries_the_marks_of_a_public_benchmark() -> None:
 def test_lengths_vary_and_stay_within_what_a_small_model_takes(domain: str) -> None:
     words = sorted(len(_text(prompt).split()) for prompt in load_suite(domain).prompts)
     assert words[0] <= 40
-    assert 150 <= words[-1] <= 400
+    assert (40 if domain == "mathematics" else 150) <= words[-1] <= 400
     assert max(len(_text(prompt)) for prompt in load_suite(domain).prompts) <= 2400  # about 600 tokens
 
 
-def test_agentic_prompts_have_a_system_message_and_most_go_over_several_turns() -> None:
+def test_agentic_prompts_have_a_system_message_and_many_go_over_several_turns() -> None:
     prompts = load_suite("agentic").prompts
     assert all(prompt.messages[0]["role"] == "system" for prompt in prompts)
-    assert sum(len(prompt.messages) > 2 for prompt in prompts) > len(prompts) // 2
+    assert sum(len(prompt.messages) > 2 for prompt in prompts) > 0.4 * len(prompts)
 
 
 def test_coding_prompts_often_carry_code_to_work_on() -> None:
@@ -130,7 +166,7 @@ def test_suites_hold_some_text_that_is_not_ascii() -> None:
 
 
 def test_an_unknown_domain_is_refused_with_the_choices() -> None:
-    with pytest.raises(PromptError, match="choose from agentic, chat, coding, encyclopedic"):
+    with pytest.raises(PromptError, match="choose from agentic, chat, coding, encyclopedic, mathematics, retrieval-1k"):
         load_suite("poetry")
 
 
@@ -139,9 +175,33 @@ def test_writing_hashes_records_what_load_suite_reports(
 ) -> None:
     (tmp_path / "suites").mkdir()
     monkeypatch.setattr(suite_module, "__file__", str(tmp_path / "suite.py"))
+    monkeypatch.setattr(suite_module, "BANDS", {"1k": 1024})  # the longer ones take seconds
     suite_module._main(["--write-hashes"])
     monkeypatch.setattr(suite_module, "_folder", lambda: tmp_path / "suites")
     assert recorded_hashes() == {line.split()[1]: line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]}
+
+
+# Long prompts
+
+
+@pytest.mark.parametrize("band", ["1k", "4k", "16k"])
+def test_a_band_bounds_the_length_and_its_prompts_fill_most_of_it(band: str) -> None:
+    limit = BANDS[band] * CHARACTERS_PER_TOKEN
+    lengths = [len(_text(prompt)) for prompt in load_suite(f"retrieval-{band}").prompts]
+    assert len(lengths) == 200
+    assert max(lengths) < limit
+    assert min(lengths) > 0.7 * limit
+
+
+def test_long_prompts_differ_and_their_questions_point_into_the_text() -> None:
+    assert _alike(list(load_suite("retrieval-1k").prompts), 0.4) == []
+    for index in range(40):
+        _, entries, question = chronicle("2k", index)
+        assert [entry.number for entry in entries] == list(range(1, len(entries) + 1))
+        numbers = {int(n) for n in re.findall(r"entr(?:y|ies) (\d+)", question)}
+        assert numbers <= {entry.number for entry in entries}
+        named = [e for e in entries if e.person in question or e.other in question or e.place in question]
+        assert numbers or named
 
 
 # Hashing and salting

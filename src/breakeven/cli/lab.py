@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from breakeven.lab.plan import Schedule
     from breakeven.lab.records import RunDirectory
     from breakeven.lab.runner import Outcome
+    from breakeven.lab.summary import Summary
 
 _SHOWN_INVALID = 5
 
@@ -75,11 +76,34 @@ def quickstart(
 
 def plan(
     file: Annotated[Path, typer.Argument(help="Campaign file (YAML); see docs/campaign.md.", show_default=False)],
+    pilot: Annotated[
+        Path | None,
+        typer.Option(
+            "--pilot", help="A run whose scatter and durations are used.", file_okay=False, show_default=False
+        ),
+    ] = None,
+    scatter: Annotated[
+        float | None,
+        typer.Option(
+            "--scatter",
+            min=0.0001,
+            max=0.9999,
+            show_default=False,
+            help="Standard deviation of a block's log ratio, without a pilot; 0.03: launches differ by 3%.",
+        ),
+    ] = None,
+    effect: Annotated[
+        float | None,
+        typer.Option("--effect", min=0.0001, max=100.0, show_default=False, help="Change to be shown; 0.05: 5%."),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=0, max=100_000, show_default=False, help="For the cost in GPU hours.")
+    ] = None,
 ) -> None:
-    """Show what a campaign would run, in which order and how long it takes. Starts nothing."""
+    """Show what a campaign would run, how long it takes, what it costs and what it can show. Starts nothing."""
     with _plain_errors():
         campaign, _, schedule = _load(file)
-        _print_plan(campaign, schedule)
+        _print_plan(campaign, schedule, _pilot(pilot), scatter, effect, gpus)
 
 
 def run(
@@ -110,20 +134,64 @@ def run(
             _fail("give a campaign file, or --resume to continue the run in --out")
 
 
+class Format(StrEnum):
+    """What `breakeven report` prints."""
+
+    TERMINAL = "terminal"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
 def report(
-    directory: Annotated[Path, typer.Argument(help="Directory of a run.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(help="Directory of a run or an import.", show_default=False)],
+    format: Annotated[
+        Format, typer.Option("--format", help="markdown: for a pull request. json: the whole summary.")
+    ] = Format.TERMINAL,
 ) -> None:
-    """Analyse a run again from what is on disk, and print its verdicts."""
+    """Analyse a run again from what is on disk, write its reports, and print its verdicts."""
     with _plain_errors():
         from breakeven.lab.records import RunDirectory
 
+        if not RunDirectory.is_run(directory) and (directory / "summary.json").is_file():
+            _report_again(directory, format)
+            return
         existing = RunDirectory.open(directory)
         if not existing.cell_ids():
             _fail(f"{directory} holds no cell yet: continue it with breakeven run --resume --out {directory}")
-        _report(existing)
+        _report(existing, format)
 
 
 # Steps
+
+
+def _pilot(directory: Path | None) -> Summary | None:
+    from breakeven.lab.analysis import analyse
+    from breakeven.lab.records import RunDirectory
+
+    return None if directory is None else analyse(RunDirectory.open(directory))
+
+
+def _report_again(directory: Path, format: Format) -> None:
+    """Of an import there is no raw data to analyse: the reports are made from its summary."""
+    from breakeven.lab.report import write_reports
+    from breakeven.lab.summary import read_summary
+
+    summary = read_summary(directory / "summary.json")
+    _show(summary, write_reports(directory, summary), format)
+
+
+def _show(summary: Summary, page: Path, format: Format) -> None:
+    if format is Format.MARKDOWN:
+        from breakeven.lab.report.markdown import markdown
+
+        typer.echo(markdown(summary), nl=False)
+    elif format is Format.JSON:
+        typer.echo(summary.to_json(), nl=False)
+    else:
+        from breakeven.lab.report import print_summary
+
+        print_summary(summary)
+        typer.echo(f"report: {page}")
 
 
 def _load(file: Path) -> tuple[Campaign, str, Schedule]:
@@ -184,19 +252,25 @@ def _close(outcome: Outcome, out: Path) -> Exit:
     return Exit.INVALID_CELLS if outcome.invalid else Exit.OK
 
 
-def _report(directory: RunDirectory) -> None:
+def _report(directory: RunDirectory, format: Format = Format.TERMINAL) -> None:
     from breakeven.lab.analysis import analyse
-    from breakeven.lab.report import print_summary, write_reports
+    from breakeven.lab.report import write_reports
 
     summary = analyse(directory)
-    write_reports(directory, summary)
-    print_summary(summary)
-    typer.echo(f"report: {directory.path / 'report.html'}")
+    _show(summary, write_reports(directory, summary), format)
 
 
-def _print_plan(campaign: Campaign, schedule: Schedule) -> None:
+def _print_plan(
+    campaign: Campaign,
+    schedule: Schedule,
+    pilot: Summary | None,
+    scatter: float | None,
+    effect: float | None,
+    gpus: int | None,
+) -> None:
     from breakeven.lab.arms import make_arm
-    from breakeven.lab.plan import assumed_cell_s, assumed_launch_s, detectable
+    from breakeven.lab.pilot import duration_s, gpu_hours
+    from breakeven.lab.plan import detectable
     from breakeven.lab.progress import duration
 
     console = Console()
@@ -212,7 +286,12 @@ def _print_plan(campaign: Campaign, schedule: Schedule) -> None:
         command = make_arm(name, config).command()
         typer.echo(f"  {name}: {shlex.join(command) if command else getattr(config, 'url', '')}")
     table = Table(title="Schedule", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("block", "arms, in order of launch", "domains", "streams, in order"):
+    for heading in (
+        "block",
+        "arms, in order of launch",
+        "domains",
+        "levels, in order" if campaign.arrivals.open else "streams, in order",
+    ):
         table.add_column(heading, overflow="fold")
     for block in range(campaign.blocks):
         launches = [launch for launch in schedule.launches if launch.block == block]
@@ -221,30 +300,84 @@ def _print_plan(campaign: Campaign, schedule: Schedule) -> None:
             str(block + 1),
             ", ".join(launch.arm for launch in launches),
             ", ".join(dict.fromkeys(cell.key.condition for cell in first)),
-            ", ".join(dict.fromkeys(str(cell.key.level) for cell in first)),
+            ", ".join(dict.fromkeys(str(c.key.level) for c in first if c.key.condition in schedule.conditions)),
         )
     typer.echo("")
     console.print(table)
-    sizes = ", ".join(f"{campaign.requests.at(level)} at {level}" for level in sorted(campaign.levels))
-    typer.echo(f"\nRequests in a cell, by streams: {sizes}")
+    sizes = ", ".join(f"{campaign.requests_at(level)} at {level}" for level in sorted(campaign.levels))
+    if campaign.arrivals.open:
+        typer.echo(
+            f"\nOpen loop, {campaign.arrivals.process} arrivals: a level is a rate of {campaign.arrivals.unit_rate:g} "
+            f"requests/s times its number. Requests in a cell, by level: {sizes}"
+        )
+    else:
+        typer.echo(f"\nRequests in a cell, by streams: {sizes}")
     for note in schedule.notes:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
-    can_show = ", ".join(
-        f"{effect:.0%} if launches scatter by {scatter:.0%}" for scatter, effect in detectable(campaign)
-    )
-    typer.echo(
-        f"Smallest change of throughput that {campaign.blocks} blocks show with 80% probability: {can_show}"
-        if can_show
-        else "One block gives no interval, and every verdict will be undecided: use at least two, better five"
-    )
-    total = sum(assumed_cell_s(campaign, c.key.level) for c in cells)
-    total += len(schedule.launches) * assumed_launch_s(campaign)
     assumed = campaign.assumptions
-    typer.echo(
-        f"Expected duration: about {duration(total)}, if a server starts in {assumed.startup_s:g} s, gives "
-        f"{assumed.tokens_per_second:g} tok/s at one stream and every answer is of full length (assumptions: in the "
-        f"campaign file)"
+    known = scatter if scatter is not None else assumed.launch_scatter
+    if pilot is not None or known is not None:
+        stated = campaign.model_copy(update={"assumptions": assumed.model_copy(update={"launch_scatter": known})})
+        _print_outlook(console, stated, effect if effect is not None else campaign.margin, pilot)
+    else:
+        can_show = ", ".join(f"{least:.0%} if launches scatter by {by:.0%}" for by, least in detectable(campaign))
+        typer.echo(
+            f"Smallest change of throughput that {campaign.blocks} blocks show with 80% probability: {can_show}"
+            if can_show
+            else "One block gives no interval, and every verdict will be undecided: use at least two, better five"
+        )
+    total = duration_s(campaign, schedule, pilot)
+    basis = (
+        "by the pilot's cells; what it has not measured by the assumptions in the campaign file"
+        if pilot is not None
+        else f"if a server starts in {assumed.startup_s:g} s, gives {assumed.tokens_per_second:g} tok/s at one stream "
+        "and every answer is of full length (assumptions: in the campaign file)"
     )
+    most = "at most about" if campaign.stop.rule != "fixed" else "about"
+    typer.echo(f"Expected duration: {most} {duration(total)}, {basis}")
+    cards = gpus if gpus is not None else assumed.gpus
+    if cards:
+        typer.echo(
+            f"Cost: {gpu_hours(total, cards):.2g} GPU hours ({cards} GPU{'s' if cards > 1 else ''} held throughout)"
+        )
+
+
+def _print_outlook(console: Console, campaign: Campaign, effect: float, pilot: Summary | None) -> None:
+    """The table of what the planned blocks show at each level."""
+    from breakeven.lab.pilot import outlook
+
+    rows = outlook(campaign, effect, pilot)
+    if not rows:
+        typer.echo("The pilot has no two valid blocks at any level, so it says nothing of the scatter")
+        return
+    blocks = campaign.blocks
+    table = Table(title=f"What {blocks} blocks show", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in (
+        "arm",
+        "streams",
+        "scatter",
+        f"interval after {blocks}",
+        "detects (80%)",
+        f"blocks for {effect:.3g}",
+    ):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    for row in rows:
+        width = "–"
+        if row.half_width is not None and row.half_width_upper is not None:
+            upper = f" (to {row.half_width_upper:.1%})" if row.pilot_blocks else ""
+            width = f"±{row.half_width:.1%}{upper}"
+        table.add_row(
+            row.arm,
+            str(row.level),
+            f"{row.scatter:.1%}",
+            width,
+            "–" if row.detectable is None else f"{row.detectable:.1%}",
+            "> 10,000" if row.blocks_needed is None else f"{row.blocks_needed:,}",
+        )
+    console.print(table)
+    if pilot is not None:
+        few = max(row.pilot_blocks for row in rows)
+        typer.echo(f"Scatter from a pilot of {few} blocks; in brackets: if it is at the upper end of its 80% interval")
 
 
 # Errors and signals

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from breakeven import __version__
-from breakeven.cli import lab, serve, train
+from breakeven.cli import bench, doctor, lab, results, selftest, serve, train
 
 app = typer.Typer(
     name="breakeven",
@@ -34,8 +34,12 @@ def main(
 
 
 lab.register(app)
+selftest.register(app)
+results.register(app)
+bench.register(app)
 serve.register(app)
 train.register(app)
+doctor.register(app)
 
 if __name__ == "__main__":
     app()

@@ -15,6 +15,7 @@ from breakeven.lab.client.types import RequestResult
 from breakeven.lab.quantity import Provenance, Quantity
 
 CROSS_CHECK_TOLERANCE = 0.01  # relative difference between two sources that is worth a note
+UNDER_COUNT_SHARE = 0.10  # share of tokens that chunks must show, and counters miss, to be worth a note
 LOOPING_SHARE_LIMIT = 0.10  # above this share of looping texts acceptance describes the loops
 
 
@@ -71,7 +72,7 @@ def acceptance(
         positions = tuple(
             Quantity(value / drafts, "1", Provenance.SERVER_REPORTED, source) for value in _positions(counters)
         )
-        notes += _cross_checks(drafts, accepted, own, requests)
+        notes += _cross_checks(drafts, drafted, accepted, own, requests)
     if length.value is not None and not natural:
         notes.append("acceptance not valid: the prompts are not real text or EOS was ignored")
     looping = looping_share is not None and looping_share > LOOPING_SHARE_LIMIT
@@ -122,9 +123,9 @@ def _sum_of_requests(requests: Sequence[RequestResult]) -> dict[str, float]:
 
 
 def _cross_checks(
-    drafts: float, accepted: float, own: Mapping[str, float], requests: Sequence[RequestResult]
+    drafts: float, drafted: float | None, accepted: float, own: Mapping[str, float], requests: Sequence[RequestResult]
 ) -> list[str]:
-    """Two checks that hold only if all requests succeeded: failed ones are in the counters, but have no count."""
+    """Checks that hold only if all requests succeeded: failed ones are in the counters, but have no count."""
     if any(r.error is not None or r.completion_tokens is None for r in requests):
         return []
     notes = []
@@ -136,6 +137,15 @@ def _cross_checks(
         notes.append(
             f"the counters claim {accepted + drafts:g} tokens from speculation, but only {received} were received after"
             " each first token: acceptance is over-counted (tokens behind EOS, or traffic that is not ours)"
+        )
+    # A chunk of k tokens holds k − 1 that were drafted, if it is one step and not several: then k is within a draft.
+    beyond = sum(max((r.completion_tokens or 0) - len(r.chunks), 0) for r in requests if r.chunks)
+    in_a_step = 1 + drafted / drafts if drafted else 0.0
+    single = all(c.tokens is not None and c.tokens <= in_a_step for r in requests for c in r.chunks)
+    if single and beyond > UNDER_COUNT_SHARE * max(received, 1) and accepted < (1 - UNDER_COUNT_SHARE) * beyond:
+        notes.append(
+            f"the chunks hold {beyond} tokens beyond one each, but the counters claim only {accepted:g} accepted ones:"
+            " acceptance is under-counted, as by the counters of one rank of several"
         )
     if own.get("num_drafts"):
         theirs = 1 + own.get("num_accepted_tokens", 0.0) / own["num_drafts"]

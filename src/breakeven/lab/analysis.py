@@ -24,17 +24,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breakeven import __version__
-from breakeven.lab.campaign import AttachArm, Campaign
+from breakeven.lab.campaign import SENTINEL, AttachArm, Campaign
 from breakeven.lab.client.types import RequestResult
-from breakeven.lab.metrics import CellMetrics, acceptance, agreement, cell_metrics, is_valid
+from breakeven.lab.controls import Visit, aa_summary, control_lints, sentinel_summaries
+from breakeven.lab.effects import factor_effects
+from breakeven.lab.family import describe_family, with_adjusted_p
+from breakeven.lab.lints import cell_lints, with_run_lints
+from breakeven.lab.load import open_window
+from breakeven.lab.metrics import CellMetrics, acceptance, agreement, cell_metrics, is_valid, tpot_ms
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
 from breakeven.lab.stats.breakeven import break_even
-from breakeven.lab.stats.multiplicity import benjamini_hochberg, holm
 from breakeven.lab.stats.power import noise_floor, smallest_detectable
-from breakeven.lab.stats.ratio import RatioEstimate, paired_ratio, ratio_from_logs
+from breakeven.lab.stats.ratio import RatioEstimate, log_ratios, ratio_from_logs
 from breakeven.lab.stats.robust import hodges_lehmann
 from breakeven.lab.stats.signflip import sign_flip
+from breakeven.lab.stopping import decided, estimator
 from breakeven.lab.summary import (
     ALL,
     SCHEMA_VERSION,
@@ -58,7 +63,9 @@ from breakeven.lab.summary import (
     Noise,
     RunIdentity,
     Summary,
+    TimeName,
 )
+from breakeven.lab.tails import tail_comparisons
 from breakeven.lab.verdict import explain, more_blocks, verdict
 from breakeven.lab.window import steady_window, whole_window
 
@@ -68,6 +75,7 @@ METRICS: tuple[tuple[MetricName, str, Better], ...] = (
     ("tpot", "ms", "lower"),
     ("latency", "ms", "lower"),
 )
+TIMES: tuple[TimeName, ...] = ("ttft", "tpot", "latency")
 _SAID = {"throughput": "throughput", "ttft": "mean TTFT", "tpot": "mean TPOT", "latency": "mean latency"}
 _LENGTH_TOLERANCE = 0.10  # relative difference of two arms' mean output lengths that is worth a lint
 _STEPS = 101  # quantiles kept of a distribution
@@ -88,6 +96,8 @@ class _Cell:
     window_s: float | None
     ttft_ms: NDArray[np.float64]
     latency_ms: NDArray[np.float64]
+    tpot_ms: NDArray[np.float64]
+    stated_length: Quantity | None = None  # an acceptance length without counters: imported files only
 
     @property
     def key(self) -> CellKey:
@@ -106,36 +116,63 @@ class _Value:
     provenance: Provenance
 
 
+ReducedCell = _Cell  # what `assemble` takes
+
 # (arm, condition, level, metric) → block → figure
 _Values = Mapping[tuple[str, str, int, str], Mapping[int, _Value]]
 
 
 def analyse(run: RunDirectory) -> Summary:
-    """The summary of a run. Raises AnalysisError if it has no cell, RecordError if its files cannot be read."""
-    return summarise(run.campaign, run.environment, run.read_cells())
+    """The summary of a run. Raises AnalysisError if it has no cell, RecordError if its files cannot be read.
+
+    A cell whose files are damaged is an invalid one; the rest is analysed.
+    """
+    return summarise(run.campaign, run.environment, run.readable_cells())
 
 
+@with_run_lints
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:
     """As `analyse`, from what was read. Each record is reduced before the next is asked for."""
-    cells = [_reduce(record, campaign) for record in records]
+    return assemble(campaign, environment, [_reduce(record, campaign) for record in records])
+
+
+def assemble(
+    campaign: Campaign, environment: Mapping[str, Any], cells: Sequence[ReducedCell], *, sparse: bool = False
+) -> Summary:
+    """As `summarise`, from reduced cells. `sparse`: not every arm × condition × level was planned (imported files).
+
+    Then nothing is missing, and "all" pools at each level the conditions that have a cell there.
+    """
+    cells = list(cells)
     if not cells:
         raise AnalysisError("the run has no finished cell: continue it with `breakeven run --resume`")
+    guards = sorted((cell for cell in cells if _is_sentinel(campaign, cell.key)), key=lambda cell: cell.key)
+    cells = [cell for cell in cells if not _is_sentinel(campaign, cell.key)]
+    if not cells:
+        raise AnalysisError("the run has no finished cell but sentinels: continue it with `breakeven run --resume`")
     conditions = _conditions(campaign, cells)
     cells = _ordered(cells, campaign, conditions)
     valid = {cell.key: cell for cell in cells if cell.valid}
-    values = _values(campaign, conditions, valid)
-    comparisons = _with_adjusted_p(
+    values = _values(campaign, conditions, valid, sparse=sparse)
+    figures = {at: {b: v.value for b, v in by_block.items()} for at, by_block in values.items()}
+    comparisons = with_adjusted_p(
+        campaign,
         [
             _compare(campaign, arm, condition, level, metric, better, values)
             for arm in _arms(campaign)
             for condition in (ALL, *conditions)
             for metric, _, better in METRICS
             for level in sorted(campaign.levels)
-        ]
+        ],
     )
+    main_effects, interactions = factor_effects(campaign, conditions, [metric for metric, _, _ in METRICS], figures)
+    sentinels = sentinel_summaries(campaign, _visits(guards))
+    every = [*cells, *guards]
+    begun = max(cell.key.block for cell in every) + 1
+    blocks = begun if decided(campaign, comparisons, begun) else campaign.blocks  # that the run was to have
     return Summary(
         schema_version=SCHEMA_VERSION,
-        run=_identity(campaign, conditions, cells),
+        run=_identity(campaign, conditions, every, blocks, sparse=sparse),
         campaign=_digest(campaign, conditions),
         environment=dict(environment),
         comparisons=comparisons,
@@ -150,10 +187,16 @@ def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Itera
         agreement=_agreements(campaign, conditions, valid),
         distributions=_distributions(campaign, conditions, valid),
         noise=_noise(campaign, conditions, comparisons, values),
-        invalid=[_invalid(cell) for cell in cells if not cell.valid],
-        missing=_missing(campaign, conditions, cells),
-        lints=_lints(campaign, conditions, cells, valid),
-        cells=[_cell_summary(cell) for cell in cells],
+        invalid=[_invalid(cell) for cell in every if not cell.valid],
+        missing=[] if sparse else _missing(campaign, conditions, every, blocks),
+        lints=[*_lints(campaign, conditions, every, valid), *control_lints(campaign, comparisons, sentinels)],
+        cells=[_cell_summary(cell) for cell in every],
+        interactions=interactions,
+        main_effects=main_effects,
+        tails=tail_comparisons(campaign, TIMES, _samples(campaign, conditions, valid)),
+        multiplicity=describe_family(campaign, comparisons),
+        aa=aa_summary(campaign, comparisons),
+        sentinel=sentinels,
     )
 
 
@@ -164,10 +207,11 @@ def _reduce(record: CellRecord, campaign: Campaign) -> _Cell:
     """Metrics of a cell, computed once; its chunks are let go."""
     key = record.key
     metrics = cell_metrics(
-        record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=campaign.natural
-    )
+        record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=campaign.natural,
+        open_loop=campaign.arrivals.open,
+    )  # fmt: skip
     if metrics.throughput_window == "steady":
-        window = steady_window(record.requests, key.level)
+        window = open_window(record.requests) if campaign.arrivals.open else steady_window(record.requests, key.level)
     else:
         window = whole_window(record.requests)
     good = [r for r in record.requests if is_valid(r)]
@@ -177,7 +221,13 @@ def _reduce(record: CellRecord, campaign: Campaign) -> _Cell:
         window_s=window.seconds if window is not None else None,
         ttft_ms=np.asarray([(r.chunks[0].arrival_ns - r.intended_send_ns) / 1e6 for r in good if r.chunks]),
         latency_ms=np.asarray([(r.end_ns - r.intended_send_ns) / 1e6 for r in good]),
+        tpot_ms=np.asarray([tpot for tpot in map(tpot_ms, good) if tpot is not None]),
     )
+
+
+def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
+    """One cell, reduced to what `assemble` needs."""
+    return _reduce(record, campaign)
 
 
 def _arms(campaign: Campaign) -> list[str]:
@@ -208,32 +258,56 @@ def _ordered(cells: Sequence[_Cell], campaign: Campaign, conditions: Sequence[st
     return ordered
 
 
-def _missing(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell]) -> list[str]:
+def _missing(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell], blocks: int) -> list[str]:
     present = {cell.key for cell in cells}
     planned = (
         CellKey(block, arm, condition, level)
-        for block in range(campaign.blocks)
+        for block in range(blocks)
         for arm in campaign.arms
         for condition in conditions
         for level in sorted(campaign.levels)
     )
-    return [key.id for key in planned if key not in present]
+    sentinels = (
+        CellKey(block, arm, SENTINEL, campaign.sentinel_level)
+        for block in range(blocks if campaign.sentinel is not None else 0)
+        for arm in campaign.arms
+    )
+    return [key.id for key in (*planned, *sentinels) if key not in present]
+
+
+def _is_sentinel(campaign: Campaign, key: CellKey) -> bool:
+    return campaign.sentinel is not None and key.condition == SENTINEL
+
+
+def _visits(guards: Sequence[_Cell]) -> dict[str, list[Visit]]:
+    """The valid sentinel cells that have a throughput, by arm."""
+    visits: dict[str, list[Visit]] = defaultdict(list)
+    for cell in guards:
+        rate = cell.metrics.throughput_tok_s.value
+        if cell.valid and rate:
+            started = cell.record.started_ns
+            visits[cell.key.arm].append(Visit(cell.key.block, started, _iso(started), rate))
+    return visits
 
 
 # One figure per block
 
 
-def _values(campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]) -> _Values:
+def _values(
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell], *, sparse: bool = False
+) -> _Values:
     values: dict[tuple[str, str, int, str], dict[int, _Value]] = defaultdict(dict)
     blocks = sorted({key.block for key in valid})
+    at_level = {level: {key.condition for key in valid if key.level == level} for level in campaign.levels}
     for arm in campaign.arms:
         for level in campaign.levels:
+            pooled = [c for c in conditions if c in at_level[level]] if sparse else conditions
             for condition in (ALL, *conditions):
-                members = conditions if condition == ALL else [condition]
+                members = pooled if condition == ALL else [condition]
                 for block in blocks:
                     cells = [valid.get(CellKey(block, arm, member, level)) for member in members]
                     present = [cell for cell in cells if cell is not None]
-                    if len(present) < len(members):
+                    if len(present) < len(members) or not present:
                         continue
                     for metric, _, _ in METRICS:
                         value = _throughput(present) if metric == "throughput" else _mean_time(present, metric)
@@ -289,8 +363,8 @@ def _compare(
             explanation="Undecided: no block has a valid figure of both arms.", p_value=None, p_adjusted=None,
             p_sign_flip=None, hodges_lehmann=None, sd_log=None, blocks_needed=None, provenance=Provenance.DERIVED,
         )  # fmt: skip
-    estimate = paired_ratio([theirs[b].value for b in blocks], [ours[b].value for b in blocks], campaign.confidence)
-    logs = [math.log(ours[b].value) - math.log(theirs[b].value) for b in blocks]
+    logs = log_ratios([theirs[b].value for b in blocks], [ours[b].value for b in blocks])
+    estimate = estimator(campaign)(logs, campaign.confidence)
     higher = better == "higher"
     decided = verdict(estimate, campaign.margin, higher_is_better=higher)
     more = more_blocks(estimate, campaign.margin)
@@ -320,24 +394,6 @@ def _compare(
     )
 
 
-def _with_adjusted_p(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Holm over the primary family (throughput of "all", levels × arms), Benjamini–Hochberg over the rest."""
-    adjusted: dict[int, float] = {}
-    for primary in (True, False):
-        family = [
-            (index, c.p_value)
-            for index, c in enumerate(comparisons)
-            if c.p_value is not None and ((c.metric, c.condition) == ("throughput", ALL)) is primary
-        ]
-        correct = holm if primary else benjamini_hochberg
-        corrected = correct([p for _, p in family])
-        adjusted.update({index: p for (index, _), p in zip(family, corrected, strict=True)})
-    return [
-        Comparison.model_validate({**c.model_dump(), "p_adjusted": adjusted.get(index)})
-        for index, c in enumerate(comparisons)
-    ]
-
-
 def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Sequence[Comparison]) -> BreakEvenSummary:
     rows = sorted(
         (
@@ -357,6 +413,7 @@ def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Seque
         [row.level for row in rows],
         [[math.log(row.block_ratios[b]) if b in row.block_ratios else math.nan for row in rows] for b in blocks],
         campaign.confidence,
+        anytime=campaign.stop.rule == "confidence_sequence",
     )
     return BreakEvenSummary(
         level=found.level,
@@ -371,6 +428,8 @@ def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Seque
         fitted=[math.exp(value) for value in found.fitted],
         pays=[LoadRange(low=low, high=high) for low, high in found.pays],
         blocks=found.blocks,
+        surely_pays=[LoadRange(low=low, high=high) for low, high in found.surely_pays],
+        surely_hurts=[LoadRange(low=low, high=high) for low, high in found.surely_hurts],
     )
 
 
@@ -468,6 +527,10 @@ def _acceptance(
     good = sum(is_valid(r) for r in requests)
     looping = sum((c.metrics.looping_share.value or 0.0) * sum(is_valid(r) for r in c.record.requests) for c in cells)
     found = acceptance(counters, requests, natural=campaign.natural, looping_share=looping / good if good else None)
+    stated = [cell.stated_length.value for cell in cells if cell.stated_length and cell.stated_length.value is not None]
+    if found.length.value is None and stated:
+        mean = Quantity(sum(stated) / len(stated), "tokens", Provenance.SERVER_REPORTED, "as the files state it")
+        found = replace(found, length=mean, valid=campaign.natural)
     if found.length.value is None:
         return None
     return AcceptanceSummary(
@@ -553,6 +616,24 @@ def _distributions(
     return rows
 
 
+def _samples(
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
+) -> dict[tuple[str, int, str], dict[int, NDArray[np.float64]]]:
+    """The requests' times of each arm, level and time, by block; all conditions, as condition "all" has them."""
+    samples: dict[tuple[str, int, str], dict[int, NDArray[np.float64]]] = defaultdict(dict)
+    for arm, level in itertools.product(campaign.arms, campaign.levels):
+        for block in sorted({key.block for key in valid}):
+            cells = [valid.get(CellKey(block, arm, condition, level)) for condition in conditions]
+            present = [cell for cell in cells if cell is not None]
+            if len(present) < len(conditions):
+                continue
+            for time in TIMES:
+                joined = np.concatenate([getattr(cell, f"{time}_ms") for cell in present])
+                if joined.size:
+                    samples[arm, level, time][block] = joined
+    return samples
+
+
 # What a reader should know
 
 
@@ -574,6 +655,14 @@ def _lints(
         if cell.valid and cell.metrics.throughput_tok_s.value is None:
             where[f"no throughput: {cell.metrics.throughput_tok_s.note}"].append(cell.key.id)
     lints = [Lint(message=message, cells=names) for message, names in where.items()]
+    if campaign.arrivals.open:
+        lints.append(
+            Lint(
+                message=f"open loop, {campaign.arrivals.process} arrivals: a level is a rate, not a number of streams:"
+                f" its number times {campaign.arrivals.unit_rate:g} requests/s",
+                cells=[],
+            )
+        )
     attached = [name for name, arm in campaign.arms.items() if isinstance(arm, AttachArm)]
     if attached:
         lints.append(
@@ -586,7 +675,7 @@ def _lints(
     for arm in _arms(campaign):
         for level in sorted(campaign.levels):
             lints += _length_lint(campaign, conditions, arm, level, valid)
-    return lints
+    return [*lints, *cell_lints(campaign, valid)]
 
 
 def _notes(cell: _Cell) -> list[str]:
@@ -620,14 +709,17 @@ def _mean_length(cells: Sequence[_Cell]) -> float | None:
 # Records of what was done
 
 
-def _identity(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell]) -> RunIdentity:
+def _identity(
+    campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell], blocks: int, *, sparse: bool = False
+) -> RunIdentity:
+    planned = blocks * len(campaign.arms) * (len(conditions) * len(campaign.levels) + (campaign.sentinel is not None))
     measured = [cell for cell in cells if cell.record.requests] or list(cells)
     return RunIdentity(
         name=campaign.name,
         started=_iso(min(cell.record.started_ns for cell in measured)),
         ended=_iso(max(cell.record.ended_ns for cell in measured)),
         breakeven_version=__version__,
-        cells_planned=campaign.blocks * len(campaign.arms) * len(conditions) * len(campaign.levels),
+        cells_planned=len(cells) if sparse else planned,
         cells_finished=len(cells),
         cells_invalid=sum(not cell.valid for cell in cells),
     )
@@ -677,6 +769,7 @@ def _cell_summary(cell: _Cell) -> CellSummary:
         "looping_share": m.looping_share,
         "cached_share": m.cached_share,
         "client_cpu": Quantity(cell.record.client_cpu_s, "s", Provenance.MEASURED),
+        **_load_quantities(cell.record),
     }
     return CellSummary(
         id=key.id,
@@ -693,6 +786,30 @@ def _cell_summary(cell: _Cell) -> CellSummary:
         counters=dict(cell.record.counters),
         notes=_notes(cell),
     )
+
+
+def _load_quantities(record: CellRecord) -> dict[str, Quantity]:
+    """Offered and achieved rates, streams in flight and the client's headroom, as the runner noted them."""
+    load = record.extra.get("load")
+    if not isinstance(load, dict):
+        return {}
+    found = {
+        name: Quantity(load.get(name), unit, provenance)
+        for name, unit, provenance in (
+            ("offered_per_s", "1/s", Provenance.DERIVED),
+            ("sent_per_s", "1/s", Provenance.MEASURED),
+            ("completed_per_s", "1/s", Provenance.MEASURED),
+            ("in_flight_mean", "1", Provenance.MEASURED),
+            ("in_flight_max", "1", Provenance.MEASURED),
+        )
+    }
+    client = record.extra.get("client")
+    if isinstance(client, dict):
+        note = str(client.get("note", ""))
+        found["client_events_per_s"] = Quantity(client.get("events_per_s"), "1/s", Provenance.MEASURED)
+        found["client_capacity"] = Quantity(client.get("capacity_per_s"), "1/s", Provenance.ESTIMATED, note)
+        found["client_headroom"] = Quantity(client.get("headroom"), "1", Provenance.ESTIMATED, note)
+    return found
 
 
 def _figure(quantity: Quantity) -> Figure:

@@ -17,12 +17,22 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z")  # parts of file names
 MAX_LEVEL = 10_000
 MAX_CELLS = 100_000
+SENTINEL = "sentinel"  # the condition of sentinel cells
+AA_SUFFIX = "-aa"  # of the name of the baseline's second launch
+# The names of the readers in `workload.datasets`, a test compares them: the campaign's models import no reader.
+FILE_FORMATS = (
+    *("auto", "prompts", "sharegpt", "humaneval", "mbpp", "spec-bench", "speed-bench", "gsm8k", "bfcl", "swe-bench"),
+    *("csv", "text"),
+)
 
 
 class Section(BaseModel):
     """What every section shares: strict types, no unknown fields, no changes after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+_MODELS_WITH_A_DRAFTER = ("smollm2-135m",)
 
 
 class Speculation(Section):
@@ -32,14 +42,12 @@ class Speculation(Section):
     num_steps: int | None = Field(default=None, ge=1, le=64)
     eagle_topk: int | None = Field(default=None, ge=1, le=64)
     num_draft_tokens: int | None = Field(default=None, ge=2, le=64)
-    draft_model_path: str | None = None
+    draft_model_path: str | None = None  # None: the drafter in the box
     ngram_min: int | None = Field(default=None, ge=1)
     ngram_max: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.algorithm == "eagle3" and self.draft_model_path is None:
-            raise ValueError("eagle3 needs draft_model_path, the directory of the drafter")
         if (
             self.num_draft_tokens is not None
             and (self.eagle_topk or 1) == 1
@@ -89,6 +97,21 @@ class EmbeddedArm(Section):
     @classmethod
     def _flags(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
         return _refuse_options_of_ours(flags)
+
+    @model_validator(mode="after")
+    def _has_drafter(self) -> Self:
+        speculation = self.speculation
+        if (
+            isinstance(speculation, Speculation)
+            and speculation.algorithm == "eagle3"
+            and speculation.draft_model_path is None
+            and self.model not in _MODELS_WITH_A_DRAFTER
+        ):
+            raise ValueError(
+                f"eagle3 needs speculation.draft_model_path for the model {self.model!r}: the drafter in the box is "
+                f"for {' and '.join(_MODELS_WITH_A_DRAFTER)}"
+            )
+        return self
 
     @property
     def can_reset(self) -> bool:
@@ -179,11 +202,35 @@ ArmConfig = Annotated[EmbeddedArm | AttachArm | CommandArm, Field(discriminator=
 ARM_TYPES: Mapping[str, type[Section]] = {"embedded": EmbeddedArm, "attach": AttachArm, "command": CommandArm}
 
 
+class PromptFile(Section):
+    """A local file of a public data set, or of one's own: `datasets` knows the formats."""
+
+    path: str = Field(min_length=1)
+    format: str = "auto"
+    domain: str | None = None
+    limit: int | None = Field(default=None, ge=1)
+
+    @field_validator("format")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in FILE_FORMATS:
+            raise ValueError(f"{name!r} is not a format that can be read: choose one of {', '.join(FILE_FORMATS)}")
+        return name
+
+    @field_validator("domain")
+    @classmethod
+    def _domain(cls, domain: str | None) -> str | None:
+        if domain is not None and (not _NAME.match(domain) or domain == "all"):
+            raise ValueError(f"{domain!r} must be 1 to 40 letters, digits, dots, dashes and underscores, and not 'all'")
+        return domain
+
+
 class Workload(Section):
-    """What is asked. Without `prompts_file` the prompts are those of the suites that ship with breakeven."""
+    """What is asked. Without `prompts_file` and `files` the prompts are those of the suites of breakeven."""
 
     domains: tuple[str, ...] | None = Field(default=None, min_length=1)
     prompts_file: str | None = None
+    files: tuple[PromptFile, ...] = ()
     max_tokens: int = Field(default=128, ge=1)
     template: Literal["chat", "completions"] = "chat"
     extra_body: dict[str, Any] = Field(default_factory=dict)
@@ -195,15 +242,66 @@ class Workload(Section):
         for domain in domains or ():
             if not _NAME.match(domain):
                 raise ValueError(f"{domain!r} must be 1 to 40 letters, digits, dots, dashes and underscores")
+            if domain == SENTINEL:
+                raise ValueError(f"{SENTINEL!r} is the name of the sentinel cells: call this one something else")
             if domain == "all":
                 raise ValueError("'all' is the name of all domains pooled: call this one something else")
         return _distinct(domains) if domains is not None else None
 
     @model_validator(mode="after")
     def _default_domains(self) -> Self:
-        if self.domains is None and self.prompts_file is None:
+        if self.prompts_file is not None and self.files:
+            raise ValueError("give prompts_file or files, not both: files reads prompt files too (format: prompts)")
+        if self.domains is None and self.prompts_file is None and not self.files:
             object.__setattr__(self, "domains", ("coding", "encyclopedic"))
         return self
+
+
+class Arrivals(Section):
+    """When requests are sent. In closed loop a level is a number of streams; else a rate, `level × unit_rate` per s."""
+
+    process: Literal["closed", "poisson", "gamma", "constant", "trace"] = "closed"
+    cv: float = Field(default=2.0, gt=0, le=20)
+    trace: str | None = None
+    ramp: tuple[float, float] | None = None
+    unit_rate: float = Field(default=1.0, gt=0)
+    duration_s: float = Field(default=30.0, gt=0)
+
+    @field_validator("ramp")
+    @classmethod
+    def _ramp(cls, ramp: tuple[float, float] | None) -> tuple[float, float] | None:
+        if ramp is not None and (min(ramp) < 0 or sum(ramp) <= 0):
+            raise ValueError("a ramp is two shares of the mean rate, such as [0.5, 1.5], not below 0 and not both 0")
+        return ramp
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.process == "trace") != (self.trace is not None):
+            raise ValueError("a trace file and process: trace belong together: give both or neither")
+        fields = type(self).model_fields
+        given = [name for name, field in fields.items() if name != "process" and getattr(self, name) != field.default]
+        if self.process == "closed" and given:
+            raise ValueError(f"{', '.join(given)} means nothing in closed loop: choose another process")
+        return self
+
+    @property
+    def open(self) -> bool:
+        """Requests are sent by a schedule, whatever the server does."""
+        return self.process != "closed"
+
+    def rate(self, level: int) -> float:
+        """Requests per second at a level."""
+        return level * self.unit_rate
+
+
+class Client(Section):
+    """The load generator: processes, and how its capacity is known (docs/client.md).
+
+    `calibration`: quick (about two seconds at the start of a run), off, or a file of `breakeven bench-client --json`.
+    """
+
+    workers: int = Field(default=1, ge=1, le=256)
+    calibration: str = Field(default="quick", min_length=1)
 
 
 class Requests(Section):
@@ -266,6 +364,26 @@ class Gates(Section):
     max_client_cpu_share: float = Field(default=0.8, gt=0, le=1)
 
 
+class Sentinel(Section):
+    """A cell that is the same in every launch, prompts and seeds included; it is measured first. None: the default.
+
+    `domain`: of its prompts, the campaign's first. `level`: streams, the campaign's lowest.
+    """
+
+    domain: str | None = None
+    level: int | None = Field(default=None, ge=1, le=MAX_LEVEL)
+    requests: int = Field(default=8, ge=1, le=1000)
+
+
+class Stop(Section):
+    """When a campaign ends: after its blocks (`fixed`), or earlier, as soon as every comparison of the primary metric
+    is decided by a confidence sequence (`confidence_sequence`), which is looked at after each block from `min_blocks`.
+    """
+
+    rule: Literal["fixed", "confidence_sequence"] = "fixed"
+    min_blocks: int = Field(default=3, ge=2)
+
+
 class Assumptions(Section):
     """What `breakeven plan` assumes of a server's speed before anything is measured; no result depends on it.
 
@@ -275,6 +393,8 @@ class Assumptions(Section):
     tokens_per_second: float = Field(default=35.0, gt=0)
     saturation_streams: float = Field(default=6.0, gt=0)
     startup_s: float = Field(default=8.0, ge=0)
+    gpus: int = Field(default=0, ge=0, le=100_000)
+    launch_scatter: float | None = Field(default=None, gt=0, lt=1)
 
 
 def _distinct(items: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -292,6 +412,7 @@ class Campaign(Section):
     baseline: str
     workload: Workload = Workload()
     levels: tuple[Annotated[int, Field(ge=1, le=MAX_LEVEL)], ...] = Field(default=(1, 2, 5, 10), min_length=1)
+    arrivals: Arrivals = Arrivals()
     requests: Requests = Requests()
     sampling: Sampling = Sampling()
     blocks: int = Field(default=5, ge=1, le=1000)
@@ -299,8 +420,13 @@ class Campaign(Section):
     margin: float = Field(default=0.03, gt=0, lt=1)
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     warmup: Warmup = Warmup()
+    client: Client = Client()
     gates: Gates = Gates()
     on_server_death: Literal["continue", "stop"] = "continue"
+    primary_metric: Literal["throughput", "ttft", "tpot", "latency"] = "throughput"
+    aa: bool = False
+    sentinel: Sentinel | None = None
+    stop: Stop = Stop()
     assumptions: Assumptions = Assumptions()
 
     @field_validator("arms")
@@ -337,8 +463,36 @@ class Campaign(Section):
             raise ValueError(f"{baseline!r} is not one of the arms: {', '.join(arms)}")
         return baseline
 
+    @field_validator("sentinel", mode="before")
+    @classmethod
+    def _sentinel(cls, value: Any) -> Any:
+        return Sentinel() if value is True else None if value is False else value
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop(cls, value: Any) -> Any:
+        return {"rule": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _second_baseline(self) -> Self:
+        """With A/A blocks the baseline is launched twice in each block, under another name."""
+        if not self.aa:
+            return self
+        name, config = self.aa_arm, self.arms[self.baseline]
+        if not _NAME.match(name):
+            raise ValueError(f"the baseline's name must be at most {40 - len(AA_SUFFIX)} characters for aa: {name!r}")
+        if name in self.arms and self.arms[name] != config:
+            raise ValueError(f"{name!r} is what aa calls the second launch of {self.baseline!r}: rename that arm")
+        object.__setattr__(self, "arms", {**self.arms, name: config})
+        return self
+
     @model_validator(mode="after")
     def _sizes(self) -> Self:
+        domains = self.workload.domains
+        if self.sentinel is not None and domains and self.sentinel.domain not in (None, *domains):
+            raise ValueError(
+                f"sentinel.domain {self.sentinel.domain!r} is not one of the domains: {', '.join(domains)}"
+            )
         cells = self.blocks * len(self.arms) * len(self.levels) * len(self.workload.domains or (1,))
         if cells > MAX_CELLS:
             raise ValueError(f"{cells} cells are more than {MAX_CELLS}: use fewer blocks, levels, arms or domains")
@@ -348,6 +502,24 @@ class Campaign(Section):
                 f"({self.workload.max_tokens})"
             )
         return self
+
+    def requests_at(self, level: int) -> int:
+        """Requests of a cell: by the streams in closed loop, by the rate and the duration in open loop."""
+        if not self.arrivals.open:
+            return self.requests.at(level)
+        wanted = max(self.requests.min_requests, math.ceil(self.arrivals.rate(level) * self.arrivals.duration_s))
+        return wanted if self.requests.max_requests is None else min(wanted, self.requests.max_requests)
+
+    @property
+    def aa_arm(self) -> str:
+        """The name of the baseline's second launch; an arm only if `aa` is set."""
+        return self.baseline + AA_SUFFIX
+
+    @property
+    def sentinel_level(self) -> int:
+        """Streams of the sentinel cell."""
+        set_level = self.sentinel.level if self.sentinel is not None else None
+        return set_level if set_level is not None else min(self.levels)
 
     @property
     def natural(self) -> bool:

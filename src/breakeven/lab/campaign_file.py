@@ -66,7 +66,7 @@ class CampaignFile:
 
 
 def load_campaign(path: str | Path) -> CampaignFile:
-    """Reads a campaign file. A relative `prompts_file` is taken from the file's own folder.
+    """Reads a campaign file. Relative paths in it (prompts, traces, a calibration) are taken from its own folder.
 
     Raises CampaignError for a file that cannot be read, is no YAML, or is no campaign.
     """
@@ -87,13 +87,23 @@ def load_campaign(path: str | Path) -> CampaignFile:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise fail(f"is not UTF-8 (byte {problem.start}): save it as UTF-8") from None
-    campaign = parse_campaign(text, source)
-    prompts = campaign.workload.prompts_file
-    if prompts is not None:
-        resolved = str((path.parent / Path(prompts).expanduser()).resolve())
-        workload = campaign.workload.model_copy(update={"prompts_file": resolved})
-        campaign = campaign.model_copy(update={"workload": workload})
-    return CampaignFile(campaign, text, path)
+    return CampaignFile(_resolve_paths(parse_campaign(text, source), path.parent), text, path)
+
+
+def _resolve_paths(campaign: Campaign, folder: Path) -> Campaign:
+    """Relative paths count from the campaign file's folder."""
+
+    def resolved(name: str | None) -> str | None:
+        return None if name is None else str((folder / Path(name).expanduser()).resolve())
+
+    workload, arrivals, client = campaign.workload, campaign.arrivals, campaign.client
+    files = tuple(file.model_copy(update={"path": resolved(file.path)}) for file in workload.files)
+    workload = workload.model_copy(update={"prompts_file": resolved(workload.prompts_file), "files": files})
+    if arrivals.trace is not None:
+        arrivals = arrivals.model_copy(update={"trace": resolved(arrivals.trace)})
+    if client.calibration not in ("quick", "off"):
+        client = client.model_copy(update={"calibration": resolved(client.calibration)})
+    return campaign.model_copy(update={"workload": workload, "arrivals": arrivals, "client": client})
 
 
 def parse_campaign(text: str, source: str = "campaign") -> Campaign:

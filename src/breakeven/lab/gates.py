@@ -12,6 +12,8 @@ import numpy as np
 from breakeven.lab.campaign import Gates
 from breakeven.lab.client.types import RequestResult
 
+CLOCK_STEP_MS = 20.0  # a wall clock that gains this on the steady one within a cell, …
+CLOCK_SLEW = 1e-3  # …and more than this share of its time (NTP slews by half of that at most), was set
 _WORDS = 300  # of an error message that is quoted
 
 
@@ -25,6 +27,21 @@ def send_lag_p99_ms(requests: Sequence[RequestResult]) -> float:
 def failed(request: RequestResult) -> bool:
     """Whether a request did not end as it should."""
     return request.error is not None or (request.http_status is not None and not 200 <= request.http_status < 300)
+
+
+def clock_step(wall_ns: int, steady_ns: int) -> str:
+    """A sentence if the wall clock was set during a cell; empty if not.
+
+    `wall_ns`, `steady_ns`: how long the cell took by the clock that requests are timed with, and by one that never
+    jumps.
+    """
+    step = (wall_ns - steady_ns) / 1e6
+    if abs(step) <= max(CLOCK_STEP_MS, CLOCK_SLEW * steady_ns / 1e6):
+        return ""
+    return (
+        f"the machine's clock was set by {step:+.0f} ms during the cell, and its times are taken from it: let one time "
+        f"service slew it, and do not suspend the machine"
+    )
 
 
 def cached_share(requests: Sequence[RequestResult]) -> float | None:
@@ -86,6 +103,12 @@ def _usage(requests: Sequence[RequestResult], gates: Gates) -> str:
         )
     if good and not uncounted and not any(r.completion_tokens for r in good):
         return "the server generated no token for any request"
+    fewer = [r for r in good if r.completion_tokens is not None and len(r.chunks) > r.completion_tokens + 1]
+    if fewer:
+        return (
+            f"{len(fewer)} answers have more chunks than tokens ({fewer[0].request_id}: {len(fewer[0].chunks)} chunks, "
+            f"{fewer[0].completion_tokens} tokens by usage): the server counts wrongly"
+        )
     return ""
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from breakeven.lab.acceptance import Acceptance, acceptance
 from breakeven.lab.client.types import RequestResult
+from breakeven.lab.load import open_window
 from breakeven.lab.quantity import Distribution, Provenance, Quantity, describe
 from breakeven.lab.texts import Agreement, agreement, is_looping
 from breakeven.lab.window import Window, steady_window, tokens_within, uses_steady_window, whole_window
@@ -118,6 +119,11 @@ def request_metrics(r: RequestResult) -> RequestMetrics:
     )
 
 
+def tpot_ms(r: RequestResult) -> float | None:
+    """TPOT of a request in milliseconds; None where it is undefined."""
+    return _tpot(r)[0]
+
+
 def _tpot(r: RequestResult) -> tuple[float | None, Provenance]:
     """(last chunk − first chunk) / (n − n_first); None with fewer than two chunks or no tokens after the first."""
     if len(r.chunks) < 2 or r.completion_tokens is None:
@@ -153,8 +159,9 @@ def cell_metrics(
     level: int,
     *,
     natural: bool = True,
+    open_loop: bool = False,
 ) -> CellMetrics:
-    """The quantities of one cell in closed loop at `level` streams.
+    """The quantities of one cell: in closed loop at `level` streams, or of an open loop (`load.open_window`).
 
     `counters`: deltas over the cell (see `acceptance`); empty if the server has none. `start_ns`, `end_ns`: the load
     generator's run. `natural`: real text with EOS respected, without which acceptance means nothing. Distributions
@@ -167,11 +174,13 @@ def cell_metrics(
     looping = sum(m.looping for m in each) / len(each) if each else None
     accepted = acceptance(counters, requests, natural=natural, looping_share=looping)
     tokens = sum(r.completion_tokens or 0 for r in valid)
-    whole, steady = whole_window(requests), steady_window(requests, level)
+    whole = whole_window(requests)
+    steady = open_window(requests) if open_loop else steady_window(requests, level)
     missing = _why_no_throughput(len(valid), uncounted)
     whole_rate = _throughput(valid, whole, missing, "no time passed")
-    steady_rate = _throughput(valid, steady, missing, f"the {level} streams were never all busy at once")
-    use_steady = uses_steady_window(len(requests), level)
+    never = "too few planned arrivals" if open_loop else f"the {level} streams were never all busy at once"
+    steady_rate = _throughput(valid, steady, missing, never)
+    use_steady = open_loop or uses_steady_window(len(requests), level)
     tpot_estimated = any(m.tpot_provenance is Provenance.ESTIMATED for m in each)
     token_gaps = [m.token_gap_ms for m in each if m.token_gap_ms is not None]
     gaps_known = bool(each) and len(token_gaps) == len([r for r in valid if r.chunks])

@@ -1,6 +1,6 @@
 """From a campaign to its schedule: every launch, cell, prompt and seed, fixed before anything runs.
 
-Pure, except for `load_suites`.
+Pure, except for `load_suites` and the reading of a trace of arrivals.
 
 The schedule is a function of the campaign and its prompts, so a resumed run has the same one; its hash is stored with
 the run to prove it.
@@ -13,9 +13,11 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from breakeven.lab.campaign import AttachArm, Campaign
+from breakeven.lab import lints
+from breakeven.lab.campaign import SENTINEL, AttachArm, Campaign
 from breakeven.lab.design import (
     arm_orders,
     condition_orders,
@@ -27,8 +29,11 @@ from breakeven.lab.design import (
 )
 from breakeven.lab.records import CellKey
 from breakeven.lab.stats.power import smallest_detectable
+from breakeven.lab.workload.arrivals import schedule as arrival_times
+from breakeven.lab.workload.datasets import read_dataset
 from breakeven.lab.workload.prompt import Prompt, PromptError, Suite, make_suite
 from breakeven.lab.workload.suite import load_suite, read_prompts_file
+from breakeven.lab.workload.traces import Trace, read_trace
 
 _WARMUP_SHARE = 4  # at most one in so many prompts of a suite is kept for warming up
 _SPARE_WARMUP = Prompt(
@@ -39,11 +44,15 @@ _STOP_S = 1.0  # assumed for ending a server
 
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
-    """One cell: its prompts in the order in which they are sent, and a seed for each (None: none is sent)."""
+    """One cell: its prompts in the order in which they are sent, and a seed for each (None: none is sent).
+
+    `offsets`: when each is sent, in seconds from the start, the same for every arm; None in closed loop.
+    """
 
     key: CellKey
     prompt_ids: tuple[str, ...]
     seeds: tuple[int | None, ...]
+    offsets: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +89,47 @@ def load_suites(campaign: Campaign) -> dict[str, Suite]:
     Raises PromptError for a domain that has no prompts, or a file that cannot be used.
     """
     workload = campaign.workload
-    if workload.prompts_file is None:
-        return {domain: load_suite(domain) for domain in workload.domains or ()}
     of_domain: dict[str, list[Prompt]] = {}
-    for prompt in read_prompts_file(workload.prompts_file).prompts:
+    if workload.prompts_file is not None:
+        source = workload.prompts_file
+        given: Iterable[Prompt] = read_prompts_file(source).prompts
+    elif workload.files:
+        source = ", ".join(file.path for file in workload.files)
+        given = itertools.chain.from_iterable(
+            read_dataset(file.path, file.format, file.domain, file.limit) for file in workload.files
+        )
+    else:
+        return {domain: load_suite(domain) for domain in workload.domains or ()}
+    for prompt in given:
         of_domain.setdefault(prompt.domain, []).append(prompt)
     wanted = workload.domains or tuple(sorted(of_domain))
     for domain in wanted:
         if domain not in of_domain:
             raise PromptError(
-                f"{workload.prompts_file} holds no prompt of the domain {domain!r}: "
-                f"it has {', '.join(sorted(of_domain))}"
+                f"{source} holds no prompt of the domain {domain!r}: it has {', '.join(sorted(of_domain))}"
             )
-    if "all" in wanted:
+    if SENTINEL in wanted:
         raise PromptError(
-            f"{workload.prompts_file}: 'all' is the name of all domains pooled: call this one differently"
+            f"{workload.prompts_file}: {SENTINEL!r} is the name of the sentinel cells: call this domain differently"
         )
+    if "all" in wanted:
+        raise PromptError(f"{source}: 'all' is the name of all domains pooled: call this one differently")
     return {domain: make_suite(domain, of_domain[domain]) for domain in wanted}
 
 
 def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
-    """Lays out blocks, launches and cells. Raises PromptError where names of arms and domains collide."""
+    """Lays out blocks, launches and cells.
+
+    Raises PromptError where names of arms and domains collide, or where a trace of arrivals cannot be read.
+    """
+    trace = None if campaign.arrivals.trace is None else read_trace(campaign.arrivals.trace)
     conditions = tuple(suites)
     blocks, seed = campaign.blocks, campaign.seed
     warmup, measured_ids = _keep_for_warmup(campaign, suites)
-    needs = {level: campaign.requests.at(level) for level in campaign.levels}
+    sentinel = _keep_for_sentinel(campaign, suites, measured_ids)
+    if sentinel is not None:
+        suites = {**suites, SENTINEL: sentinel}
+    needs = {level: campaign.requests_at(level) for level in campaign.levels}
     chosen = {name: select_cell_prompts(measured_ids[name], needs, blocks, seed) for name in conditions}
     arms = arm_orders(list(campaign.arms), blocks, seed)
     levels = level_orders(campaign.levels, blocks, seed)
@@ -114,10 +139,13 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
             block,
             arm,
             position,
-            tuple(
-                _cell(campaign, CellKey(block, arm, condition, level), chosen[condition].cells[block][level])
-                for condition in order[block]
-                for level in levels[block]
+            (
+                *(_sentinel_cell(campaign, block, arm, sentinel, trace) if sentinel is not None else ()),
+                *(
+                    _cell(campaign, CellKey(block, arm, condition, level), chosen[condition].cells[block][level], trace)
+                    for condition in order[block]
+                    for level in levels[block]
+                ),
             ),
         )
         for block in range(blocks)
@@ -134,16 +162,59 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
             f"prompts carry a salt in their first message, because the prefix cache of {', '.join(unresettable)} is "
             f"not reset (no reset_url)"
         )
-    return Schedule(launches, conditions, dict(suites), warmup, tuple(notes), _hash(campaign, suites, launches, warmup))
+    notes += [*lints.thresholds(campaign), *lints.unlike_metrics(campaign)]
+    sha256 = _hash(campaign, suites, launches, warmup, trace)
+    return Schedule(launches, conditions, dict(suites), warmup, tuple(notes), sha256)
 
 
-def _cell(campaign: Campaign, key: CellKey, prompt_ids: tuple[str, ...]) -> PlannedCell:
+def _cell(campaign: Campaign, key: CellKey, prompt_ids: tuple[str, ...], trace: Trace | None) -> PlannedCell:
     wanted = campaign.sampling.seed
     seeds = tuple(
         request_seed(campaign.seed, key.block, key.condition, key.level, index) if wanted == "per_request" else wanted
         for index in range(len(prompt_ids))
     )
-    return PlannedCell(key, prompt_ids, seeds)
+    return PlannedCell(key, prompt_ids, seeds, _offsets(campaign, key, len(prompt_ids), trace))
+
+
+def _offsets(campaign: Campaign, key: CellKey, count: int, trace: Trace | None) -> tuple[float, ...] | None:
+    """The cell's arrivals: fresh in each block, the same for all its arms."""
+    arrivals = campaign.arrivals
+    if arrivals.process == "closed":
+        return None
+    return arrival_times(
+        arrivals.rate(key.level),
+        count,
+        stable_hash("arrivals", campaign.seed, key.block, key.condition, key.level),
+        process=arrivals.process,
+        cv=arrivals.cv,
+        trace=trace.times_s if trace else None,
+        ramp=arrivals.ramp or (1.0, 1.0),
+    )
+
+
+def _sentinel_cell(campaign: Campaign, block: int, arm: str, suite: Suite, trace: Trace | None) -> tuple[PlannedCell]:
+    """The same prompts and seeds in every block and arm."""
+    count = max(campaign.sentinel.requests if campaign.sentinel else 0, campaign.sentinel_level)
+    ids = tuple(itertools.islice(itertools.cycle(prompt.id for prompt in suite.prompts), count))
+    first = _cell(campaign, CellKey(0, arm, SENTINEL, campaign.sentinel_level), ids, trace)
+    return (replace(first, key=CellKey(block, arm, SENTINEL, campaign.sentinel_level)),)
+
+
+def _keep_for_sentinel(
+    campaign: Campaign, suites: Mapping[str, Suite], measured_ids: dict[str, tuple[str, ...]]
+) -> Suite | None:
+    """Sets the sentinel's prompts aside from those to be measured (in place); at most a quarter of the domain's."""
+    if campaign.sentinel is None:
+        return None
+    domain = campaign.sentinel.domain or next(iter(suites))
+    if domain not in suites:
+        raise PromptError(f"sentinel.domain {domain!r} is not one of the domains: {', '.join(suites)}")
+    order = stable_shuffle(measured_ids[domain], campaign.seed, SENTINEL)
+    count = min(max(campaign.sentinel.requests, campaign.sentinel_level), max(1, len(order) // _WARMUP_SHARE))
+    taken = set(order[:count])
+    if len(order) > count:
+        measured_ids[domain] = tuple(name for name in measured_ids[domain] if name not in taken)
+    return make_suite(SENTINEL, [prompt for prompt in suites[domain].prompts if prompt.id in taken])
 
 
 def _keep_for_warmup(
@@ -164,14 +235,21 @@ def _keep_for_warmup(
 
 
 def _hash(
-    campaign: Campaign, suites: Mapping[str, Suite], launches: Iterable[PlannedLaunch], warmup: Iterable[Prompt]
+    campaign: Campaign,
+    suites: Mapping[str, Suite],
+    launches: Iterable[PlannedLaunch],
+    warmup: Iterable[Prompt],
+    trace: Trace | None,
 ) -> str:
-    content = {
+    content: dict[str, Any] = {
         "suites": {name: suite.sha256 for name, suite in suites.items()},
         "warmup": [prompt.id for prompt in warmup],
         "cells": [(cell.key.id, cell.prompt_ids, cell.seeds) for launch in launches for cell in launch.cells],
         "max_tokens": campaign.workload.max_tokens,
     }
+    if campaign.arrivals.open:  # its offsets follow from these
+        content["arrivals"] = campaign.arrivals.model_dump(mode="json", exclude={"trace"})
+        content["trace"] = trace.sha256 if trace else None
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -205,8 +283,13 @@ def detectable(campaign: Campaign) -> list[tuple[float, float]]:
 
 def assumed_cell_s(campaign: Campaign, level: int) -> float:
     """How long a cell takes under the campaign's assumptions, every answer being max_tokens long."""
-    requests = campaign.requests.at(level)
-    return requests * campaign.workload.max_tokens / _assumed_rate(campaign, min(level, requests))
+    requests = campaign.requests_at(level)
+    tokens = requests * campaign.workload.max_tokens
+    if not campaign.arrivals.open:
+        return tokens / _assumed_rate(campaign, min(level, requests))
+    # No sooner than the last arrival and its answer, and no sooner than a saturated server gets through them.
+    alone = campaign.workload.max_tokens / _assumed_rate(campaign, 1)
+    return max(requests / campaign.arrivals.rate(level) + alone, tokens / _assumed_rate(campaign, requests))
 
 
 def assumed_launch_s(campaign: Campaign) -> float:

@@ -331,7 +331,12 @@ class RunDirectory:
 
     def measured_ids(self) -> set[str]:
         """The ids of the cells that were measured, validly or not: a resumed run does not repeat them."""
-        return {name for name in self.cell_ids() if self._measured(self.cells_path / name)}
+        try:
+            return {name for name in self.cell_ids() if self._measured(self.cells_path / name)}
+        except RecordError as problem:
+            raise RecordError(
+                f"{problem}: move its folder away, and the cell is measured again (`breakeven report` reads the others)"
+            ) from None
 
     def _measured(self, path: Path) -> bool:
         return int(self._read_json(path / "cell.json").get("requests", 0)) > 0
@@ -364,11 +369,52 @@ class RunDirectory:
                 send_lag_p99_ms=head["send_lag_p99_ms"],
                 extra=head["extra"],
             )
-        except (KeyError, TypeError, IndexError) as problem:
+        except RecordError:
+            raise
+        except (KeyError, TypeError, IndexError, ValueError) as problem:
             raise RecordError(f"{path} is damaged: {type(problem).__name__} {problem}") from None
 
+    def readable_cells(self) -> Iterator[CellRecord]:
+        """As `read_cells`, but a cell whose files are damaged comes as an invalid one without requests.
+
+        So one bad file does not hide the rest of a run. RecordError only where even the cell's name tells nothing.
+        """
+        keys: list[tuple[CellKey, str]] = sorted((self._key_by_name(name), name) for name in self.cell_ids())
+        for key, name in keys:
+            try:
+                record = self.read_cell(name)
+                if record.key != key:
+                    raise RecordError(f"{self.cells_path / name} holds the cell {record.key.id}: it was renamed")
+                yield record
+            except RecordError as problem:
+                reason = (
+                    f"its files are damaged ({problem}): move {self.cells_path / name} away and run `breakeven run"
+                    f" --resume --out {self.path}` to measure it again"
+                )
+                yield CellRecord(key, 0, 0, (), invalid=(reason,))
+
+    def _key_by_name(self, name: str) -> CellKey:
+        """The key of a cell from its folder's name, which holds it but for dashes in the names of arms and domains."""
+        domains = self.campaign.workload.domains
+        block, _, rest = name.partition("-")
+        middle, _, level = rest.rpartition("-c")
+        found = [
+            CellKey(int(block[1:]), arm, middle[len(arm) + 1 :], int(level))
+            for arm in self.campaign.arms
+            if middle.startswith(arm + "-") and (domains is None or middle[len(arm) + 1 :] in domains)
+        ]
+        if len(found) == 1:
+            return found[0]
+        try:
+            return CellKey(**self._read_json(self.cells_path / name / "cell.json")["key"])
+        except (KeyError, TypeError):
+            raise RecordError(f"{self.cells_path / name} is no cell of this campaign: move it away") from None
+
     def read_cells(self) -> Iterator[CellRecord]:
-        """All cells, in the order of block, arm, condition and level, so that what is made of them never varies."""
+        """All cells, in the order of block, arm, condition and level, so that what is made of them never varies.
+
+        RecordError for the first whose files are damaged.
+        """
         keys: list[tuple[CellKey, str]] = []
         for name in self.cell_ids():
             head = self._read_json(self.cells_path / name / "cell.json")
@@ -443,13 +489,13 @@ def _write_atomically(path: Path, data: bytes) -> None:
 
 def _write_table(path: Path, table: pa.Table) -> None:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     _write_synced(path, sink.getvalue().to_pybytes())
 
 
 def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
     try:
-        return pq.read_table(path, schema=schema)
+        return pq.read_table(path, schema=schema, page_checksum_verification=True)
     except FileNotFoundError:
         raise RecordError(f"{path} is missing") from None
     except (pa.ArrowException, OSError, ValueError) as problem:

@@ -10,17 +10,18 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from breakeven.lab import environment, gates
+from breakeven.lab import environment, gates, texts
 from breakeven.lab.arms import Arm, Probe, ProcessIdentity, Ready, ResetError, StartError, make_arm
 from breakeven.lab.arms.process import kill_leftover
 from breakeven.lab.arms.prometheus import Rise, rise
+from breakeven.lab.calibration import CalibrationError, Capacity, quick, read_capacity
 from breakeven.lab.campaign import Campaign
-from breakeven.lab.client.generator import run_closed_loop
 from breakeven.lab.client.parse import parse_exchange
-from breakeven.lab.client.types import RequestResult, RequestSpec
+from breakeven.lab.client.types import LoadResult, RequestResult, RequestSpec
+from breakeven.lab.client.workers import LoadClient, WorkerError
 from breakeven.lab.events import (
     CellBegan,
     CellEnded,
@@ -33,14 +34,19 @@ from breakeven.lab.events import (
     Notice,
     RunBegan,
 )
+from breakeven.lab.load import load_figures
 from breakeven.lab.plan import PlannedCell, PlannedLaunch, Schedule, cell_salt
 from breakeven.lab.records import CellKey, CellRecord, RecordError, RunDirectory
+from breakeven.lab.stopping import stop_after
 from breakeven.lab.workload.prompt import Prompt, salted
 from breakeven.lab.workload.request import chat_body, completion_body
 
 ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _PROBE_PROMPT = Prompt("ready", "ready", ({"role": "user", "content": "Say hello."},))
 _PROBE_TOKENS = 2
+_AHEAD = 256  # connections opened before an open loop, at most
+_CLOCK_TRIES = 20
+_CLOCKS_TOGETHER_NS = 50_000
 _CELL_BYTES = 65_536  # set aside for a cell, besides…
 _REQUEST_BYTES = 4_096  # …this for each request…
 _TOKEN_BYTES = 48  # …and this for each token, which may be a chunk and some text
@@ -60,7 +66,7 @@ class Outcome:
     measured: int
     invalid: Mapping[str, tuple[str, ...]]
     start_failures: tuple[str, ...] = ()
-    stopped: bool = False
+    stopped: bool = False  # by a server's death
 
 
 @dataclass(slots=True)
@@ -83,7 +89,12 @@ def prepare(
     found["run_id"] = run_id or hashlib.sha256(f"{time.time_ns()}{invocation}".encode()).hexdigest()[:16]
     found["schedule_sha256"] = schedule.sha256
     found["suites"] = {
-        name: {"sha256": suite.sha256, "prompts": len(suite.prompts)} for name, suite in schedule.suites.items()
+        name: {
+            "sha256": suite.sha256,
+            "prompts": len(suite.prompts),
+            "common_word_share": texts.common_word_share([m["content"] for p in suite.prompts for m in p.messages]),
+        }
+        for name, suite in schedule.suites.items()
     }
     return found
 
@@ -128,6 +139,9 @@ class CampaignRunner:
     arm_factory: ArmFactory = make_arm
     _start_failures: list[str] = field(default_factory=list)
     _invalid: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _client: LoadClient = field(default_factory=LoadClient)
+    _capacity: Capacity | None = None
+    _capacity_note: str = "not calibrated (client.calibration: off)"
 
     def execute(self) -> Outcome:
         """Measures every cell that is not on disk yet. No server is left running, however it ends.
@@ -152,7 +166,11 @@ class CampaignRunner:
         self.on_event(RunBegan(total, len(done), len(todo)))
         stopped = False
         try:
-            for launch, cells in todo:
+            if todo:
+                self._start_client()
+            for position, (launch, cells) in enumerate(todo):
+                if self._ends_before(launch.block, new=position == 0 or todo[position - 1][0].block != launch.block):
+                    break
                 self._launch_until_done(launch, cells)
         except ServerDiedError as problem:
             stopped = True
@@ -162,11 +180,65 @@ class CampaignRunner:
                 self.run.journal("run_interrupted")
             raise
         finally:
+            self._client.close()
             self.run.release()
         if not stopped:
             self.run.journal("run_finished")
         invalid = self._all_invalid()
         return Outcome(total, len(self.run.measured_ids()), invalid, tuple(self._start_failures), stopped)
+
+    def _ends_before(self, block: int, *, new: bool) -> bool:
+        """Does the campaign's stopping rule say that the blocks so far are enough? Asked once at each new block."""
+        if not new or not stop_after(self.run, block):
+            return False
+        self.run.journal("run_decided", blocks=block)
+        self.on_event(
+            Notice(
+                f"every comparison of {self.campaign.primary_metric} is decided after {block} blocks: stopping there"
+            )
+        )
+        return True
+
+    def _start_client(self) -> None:
+        """Starts the client's processes and finds out what they can take. Without that a run goes on, and says so."""
+        config = self.campaign.client
+        try:
+            self._client = LoadClient(config.workers)
+        except WorkerError as problem:
+            raise RecordError(f"the client's processes could not be started: {problem}") from None
+        if config.calibration == "off":
+            return
+        if config.calibration != "quick":
+            try:
+                self._capacity = read_capacity(config.calibration)
+            except CalibrationError as problem:
+                raise RecordError(str(problem)) from None
+            scaled = (
+                "" if self._capacity.workers == config.workers else f", with {self._capacity.workers} client processes"
+            )
+            self._capacity_note = f"from {config.calibration}{scaled}"
+        else:
+            try:
+                self._capacity = quick(self._client)
+            except CalibrationError as problem:
+                self._capacity_note = str(problem)
+                self.on_event(Notice(str(problem)))
+                return
+            self._capacity_note = "by CPU time per event, from two seconds against the mock server"
+        self.run.journal("client_calibrated", **asdict(self._capacity), note=self._capacity_note)
+
+    def _client_figures(self, events: int, events_per_s: float, load: LoadResult) -> dict[str, Any]:
+        """Chunk events a second in the cell's busiest second, against what this client is known to take."""
+        capacity = self._capacity.events_per_s if self._capacity else None
+        return {
+            "workers": self._client.workers,
+            "worker_cpu_s": list(load.worker_cpu_s),
+            "events": events,
+            "events_per_s": events_per_s,
+            "capacity_per_s": capacity,
+            "headroom": capacity / events_per_s if capacity and events_per_s else None,
+            "note": self._capacity_note,
+        }
 
     def _all_invalid(self) -> dict[str, tuple[str, ...]]:
         """The invalid cells on disk, of earlier starts too."""
@@ -280,7 +352,7 @@ class CampaignRunner:
             RequestSpec(f"warmup-{index}", prompt.id, self._body(launch, prompt, None, limit))
             for index, prompt in enumerate(prompts)
         ]
-        load = run_closed_loop(
+        load = self._client.closed_loop(
             launch.arm.endpoint(self._route),
             specs,
             min(len(specs), max(self.campaign.levels)),
@@ -317,20 +389,14 @@ class CampaignRunner:
         arm, key, campaign = launch.arm, cell.key, self.campaign
         specs, salt, bodies_sha256 = self._requests(launch, cell)
         before = environment.moment()
+        wall, steady = _clocks()
         if arm.can_reset:
             try:
                 arm.reset()
             except ResetError as problem:
                 return _unmeasured(key, f"not measured: {problem}")
         counters_before = arm.counters()
-        load = run_closed_loop(
-            arm.endpoint(self._route),
-            specs,
-            key.level,
-            timeout_s=campaign.workload.request_timeout_s,
-            on_progress=lambda done, failed: self.on_event(CellProgress(key, done, failed)),
-            should_stop=_watch(arm),
-        )
+        load = self._send(arm, key, specs)
         counters = _rise(counters_before, arm)
         position = {spec.request_id: index for index, spec in enumerate(specs)}
         results: tuple[RequestResult, ...] = tuple(
@@ -343,10 +409,14 @@ class CampaignRunner:
             max_tokens=campaign.workload.max_tokens,
             start_ns=load.start_ns,
             end_ns=load.end_ns,
-            client_cpu_s=load.client_cpu_s,
+            client_cpu_s=max(load.worker_cpu_s),
         )
+        figures = load_figures(results)
         if counters.restarted:
             invalid += counters.problems
+        later_wall, later_steady = _clocks()
+        if step := gates.clock_step(later_wall - wall, later_steady - steady):
+            invalid += (step,)
         seconds = max(1e-9, (load.end_ns - load.start_ns) / 1e9)
         return CellRecord(
             key=key,
@@ -369,12 +439,35 @@ class CampaignRunner:
                 "salt": salt,
                 "bodies_sha256": bodies_sha256,
                 "clock": load.clock,
-                "client_cpu_share": load.client_cpu_s / seconds,
+                "client_cpu_share": max(load.worker_cpu_s) / seconds,  # of the busiest process
+                "client": self._client_figures(figures.events, figures.events_per_s, load),
+                "load": asdict(figures),
                 "cached_share": gates.cached_share(results),
                 "counter_problems": list(counters.problems),
                 "before": before,
                 "after": environment.moment(),
             },
+        )
+
+    def _send(self, arm: Arm, key: CellKey, specs: Sequence[RequestSpec]) -> LoadResult:
+        timeout_s = self.campaign.workload.request_timeout_s
+
+        def on_progress(done: int, failed: int) -> None:
+            self.on_event(CellProgress(key, done, failed))
+
+        endpoint = arm.endpoint(self._route)
+        if self.campaign.arrivals.open:
+            ahead = min(len(specs), _AHEAD)
+            return self._client.open_loop(
+                endpoint,
+                specs,
+                connections=ahead,
+                timeout_s=timeout_s,
+                on_progress=on_progress,
+                should_stop=_watch(arm),
+            )
+        return self._client.closed_loop(
+            endpoint, specs, key.level, timeout_s=timeout_s, on_progress=on_progress, should_stop=_watch(arm)
         )
 
     def _keep(self, record: CellRecord, seconds: float = 0.0) -> None:
@@ -404,7 +497,8 @@ class CampaignRunner:
             prompt = self.schedule.prompt(cell.key.condition, prompt_id)
             body = self._body(launch, salted(prompt, salt) if salt else prompt, seed)
             digest.update(body + b"\n")
-            specs.append(RequestSpec(f"{cell.key.id}-{index:05d}", prompt_id, body))
+            offset = cell.offsets[index] if cell.offsets is not None else None
+            specs.append(RequestSpec(f"{cell.key.id}-{index:05d}", prompt_id, body, offset))
         return specs, salt, digest.hexdigest()
 
     def _body(self, launch: _Launch, prompt: Prompt, seed: int | None, max_tokens: int | None = None) -> bytes:
@@ -437,6 +531,23 @@ class CampaignRunner:
 def _watch(arm: Arm) -> Callable[[], bool] | None:
     """Ends a cell soon after its server has ended. Only for servers of ours: asking others takes the client's time."""
     return (lambda: not arm.alive()) if arm.command() else None
+
+
+def _clocks() -> tuple[int, int]:
+    """The wall clock, which requests are timed with, and one that never jumps, read at one moment; in nanoseconds.
+
+    A process may be put aside between the two reads, which must not look like a clock that was set: the closest pair of
+    several tries is taken.
+    """
+    best = (2**63, 0, 0)
+    for _ in range(_CLOCK_TRIES):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        apart = time.monotonic_ns() - before
+        best = min(best, (apart, wall, before + apart // 2))
+        if apart < _CLOCKS_TOGETHER_NS:
+            break
+    return best[1], best[2]
 
 
 def _rise(before: Any, arm: Arm) -> Rise:

@@ -21,7 +21,9 @@ ALL = "all"  # the condition that pools all conditions of a block
 SIGNIFICANT_DIGITS = 12
 
 MetricName = Literal["throughput", "ttft", "tpot", "latency"]
+TimeName = Literal["ttft", "tpot", "latency"]
 Better = Literal["higher", "lower"]
+FactorVerdict = Literal["differs", "equivalent", "undecided"]
 
 
 class SummaryError(ValueError):
@@ -65,7 +67,9 @@ class RunIdentity(_Model):
     started: str = Field(description="start of the first cell, ISO 8601, UTC")
     ended: str = Field(description="end of the last cell, ISO 8601, UTC")
     breakeven_version: str = Field(description="version of breakeven that computed the summary")
-    cells_planned: int = Field(description="blocks × arms × conditions × levels of the campaign")
+    cells_planned: int = Field(
+        description="blocks × arms × (conditions × levels, and the sentinel), of the blocks up to a declared stop"
+    )
     cells_finished: int = Field(description="cells on disk, invalid ones included")
     cells_invalid: int = Field(description="finished cells that failed a gate")
 
@@ -135,15 +139,27 @@ class Comparison(_Model):
     metric: MetricName = Field(description="throughput is the primary one; ttft, tpot, latency are means over requests")
     better: Better = Field(description="lower: a ratio below 1 is better (latencies)")
     ratio: Number | None = Field(description="geometric mean of arm ÷ baseline over blocks; null without a valid block")
-    ci_low: Number | None = Field(description="lower end of the paired t interval on logs; null with one block")
-    ci_high: Number | None = Field(description="upper end; null with one block")
+    ci_low: Number | None = Field(
+        description="lower end of the paired t interval on logs (of the confidence sequence where the campaign stops"
+        " by one); null with one block, or while it has no bounds"
+    )
+    ci_high: Number | None = Field(description="upper end; null likewise")
     blocks: int = Field(description="blocks in which both arms' cells are valid")
     block_ratios: dict[int, Number] = Field(description="arm ÷ baseline by number of block")
     verdict: Verdict = Field(description="pays, hurts, equivalent, or undecided")
     explanation: str = Field(description="the verdict in plain words")
     p_value: Number | None = Field(description="paired t test on logs against a ratio of 1, two-sided")
     p_adjusted: Number | None = Field(
-        description='throughput of "all": Holm over levels and arms; everything else: Benjamini–Hochberg'
+        description='primary family (the primary metric of "all", without A/A): Holm over levels and arms; everything'
+        " else: Benjamini–Hochberg"
+    )
+    primary: bool = Field(
+        default=False, description="of the declared primary family: its p-values are adjusted together"
+    )
+    p_max_t: Number | None = Field(
+        default=None,
+        description="primary family: exact step-down max-T over levels and arms, whole blocks flipped; at least"
+        " 2 / 2^blocks; null where blocks are incomplete",
     )
     p_sign_flip: Number | None = Field(description="sensitivity: exact sign-flip test; at least 2 / 2^blocks")
     hodges_lehmann: Number | None = Field(description="sensitivity: the ratio that one odd launch cannot move far")
@@ -153,6 +169,107 @@ class Comparison(_Model):
         " spread are the truth; null if decided or unknown"
     )
     provenance: Provenance = Field(description="the weakest provenance among the figures compared")
+
+
+class FactorEffect(_Model):
+    """A factor's effect on logs, paired within blocks: a main effect, or an interaction as a ratio of ratios."""
+
+    factor: str = Field(
+        description="`arm × condition`: does the condition change the arm's ratio? `condition`: the baseline's own"
+        " figure; `arm`: the mean over conditions"
+    )
+    arm: str = Field(description="the arm; of `condition`: the baseline")
+    condition: str = Field(description="the condition in question; empty for the effect of an arm")
+    against: str = Field(description='what it is compared with: a condition, "the others", or the baseline arm')
+    metric: MetricName = Field(description="of which figure")
+    level: int | None = Field(description="streams; null: the mean over all levels, of blocks that have all")
+    ratio: Number = Field(description="geometric mean over blocks; 1.012: the arm gains 1.2% more there")
+    ci_low: Number | None = Field(description="lower end of the paired t interval on logs; null with one block")
+    ci_high: Number | None = Field(description="upper end")
+    blocks: int = Field(description="blocks with a figure in every condition")
+    p_value: Number | None = Field(description="paired t test on logs against 1, two-sided")
+    p_adjusted: Number | None = Field(description="Holm over the conditions of this row's question")
+    verdict: FactorVerdict = Field(description="by the campaign's margin, as verdicts of comparisons")
+
+
+class TailComparison(_Model):
+    """One arm against the baseline: a tail quantile of a time over requests, all conditions of a block together."""
+
+    arm: str = Field(description="arm in the numerator")
+    condition: str = Field(description='"all"')
+    level: int = Field(description="streams in closed loop")
+    metric: TimeName = Field(description="which time; lower is better")
+    quantile: Number = Field(description="0.9, 0.99 or 0.999")
+    ratio: Number | None = Field(description="arm ÷ baseline; null: refused, and `note` says why")
+    ci_low: Number | None = Field(description="lower end of the interval; null with one block")
+    ci_high: Number | None = Field(description="upper end")
+    bootstrap_low: Number | None = Field(description="sensitivity: the hierarchical bootstrap (blocks, then requests)")
+    bootstrap_high: Number | None = Field(description="upper end of the same")
+    method: Literal["blocks", "bootstrap"] | None = Field(
+        description="`blocks`: paired t over the blocks' quantiles; `bootstrap`: where blocks are too small for that"
+    )
+    blocks: int = Field(description="blocks with requests of both arms")
+    requests: int = Field(description="requests of the arm that has fewer")
+    verdict: Verdict = Field(description="by the campaign's margin")
+    p_value: Number | None = Field(description="paired t test over blocks; null otherwise")
+    p_adjusted: Number | None = Field(description="Benjamini–Hochberg over all tails")
+    note: str = Field(description="why it is refused, or what it rests on; may be empty")
+
+
+class Multiplicity(_Model):
+    """How many questions are asked at once, and what the blocks can answer."""
+
+    primary_metric: MetricName = Field(description="the declared one")
+    tests: int = Field(description="p-values in the primary family: levels × arms, without A/A")
+    significant: int = Field(description="of them, those with p_adjusted at most 1 − confidence")
+    blocks: int = Field(description="fewest valid blocks of a test in the family")
+    smallest_sign_flip_p: Number | None = Field(description="2 / 2^blocks: no exact test can go below")
+    blocks_for_max_t: int | None = Field(description="blocks from which the exact max-T can reject at all")
+    blocks_for_holm: int | None = Field(description="blocks from which Holm over exact sign-flip tests can")
+    statement: str = Field(description="the same in plain words")
+
+
+class AaLevel(_Model):
+    """The A/A arm against the baseline at one level: the truth is 1."""
+
+    level: int = Field(description="streams in closed loop")
+    ratio: Number | None = Field(description="geometric mean of throughput over blocks")
+    ci_low: Number | None = Field(description="lower end")
+    ci_high: Number | None = Field(description="upper end")
+    noise_floor: Number | None = Field(description="half the interval as a share: nearer to 1 nothing can be told")
+    verdict: Verdict = Field(description="pays or hurts would be a false alarm")
+
+
+class AaSummary(_Model):
+    """The baseline measured against itself, launch for launch."""
+
+    arm: str = Field(description="name of the second baseline")
+    tests: int = Field(description="comparisons of all metrics, conditions and levels that have a p-value")
+    false_positives: int = Field(description="of them, those with p ≤ 1 − confidence; they are correlated")
+    false_positive_rate: Number | None = Field(description="false_positives ÷ tests; to be expected: 1 − confidence")
+    levels: list[AaLevel] = Field(description="throughput of all conditions pooled")
+    statement: str = Field(description="the same in plain words")
+
+
+class SentinelPoint(_Model):
+    """One sentinel cell."""
+
+    block: int = Field(description="number of the block")
+    started: str = Field(description="ISO 8601, UTC")
+    throughput: Number = Field(description="tok/s")
+
+
+class SentinelSummary(_Model):
+    """The same cell, with the same prompts and seeds, in every launch of an arm: what changed over the campaign?"""
+
+    arm: str = Field(description="arm")
+    level: int = Field(description="streams in closed loop")
+    points: list[SentinelPoint] = Field(description="by time")
+    cv: Number | None = Field(description="coefficient of variation over the launches")
+    drift_per_hour: Number | None = Field(description="slope of log throughput over time, as a share per hour")
+    drift_low: Number | None = Field(description="lower end of its interval; null under three launches")
+    drift_high: Number | None = Field(description="upper end")
+    p_value: Number | None = Field(description="of the slope against 0, two-sided")
 
 
 class LoadRange(_Model):
@@ -177,6 +294,13 @@ class BreakEvenSummary(_Model):
     fitted: list[Number] = Field(description="the non-increasing fit of the ratio at these levels")
     pays: list[LoadRange] = Field(description="ranges of load where the (fitted) mean ratio is above 1")
     blocks: int = Field(description="blocks used")
+    surely_pays: list[LoadRange] = Field(
+        default=[],
+        description="ranges of load where the interval of the mean ratio, at each load by itself, lies above 1",
+    )
+    surely_hurts: list[LoadRange] = Field(
+        default=[], description="ranges where it lies below 1; between them: not known"
+    )
 
 
 class ConditionBreakEven(_Model):
@@ -278,6 +402,12 @@ class Summary(_Model):
     missing: list[str] = Field(description="planned cells that are not on disk: the run is not finished")
     lints: list[Lint] = Field(description="what else a reader should know")
     cells: list[CellSummary] = Field(description="every finished cell")
+    interactions: list[FactorEffect] = Field(default=[], description="does the condition change an arm's ratio?")
+    main_effects: list[FactorEffect] = Field(default=[], description="of conditions on the baseline, and of arms")
+    tails: list[TailComparison] = Field(default=[], description="ratios of tail quantiles, or why there is none")
+    multiplicity: Multiplicity | None = Field(default=None, description="several questions at once")
+    aa: AaSummary | None = Field(default=None, description="the baseline against itself; null without A/A blocks")
+    sentinel: list[SentinelSummary] = Field(default=[], description="by arm; empty without a sentinel cell")
 
     def to_json(self) -> str:
         """The text of `summary.json`; the same summary gives the same bytes."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +14,24 @@ LOOP_MIN_SPAN = 120  # a repeated tail shorter than this is a list or a table, n
 LOOP_MIN_REPEATS = 4
 LOOP_COMPRESSION_MIN_CHARACTERS = 500  # below this zlib's ratio says little
 LOOP_COMPRESSION_RATIO = 0.15  # prose is near 0.5, source code near 0.3
+
+COMMON_WORDS = 20
+COMMON_WORD_SHARE_MIN = (
+    0.10  # of all words, the commonest 20: natural text and code have 0.2 to 0.45, random tokens 0.02
+)
+COMMON_WORD_MIN_WORDS = 300
+
+
+def common_word_share(texts: Sequence[str]) -> float | None:
+    """The share of all words that the 20 commonest make up; None below 300 words, which say too little.
+
+    Text repeats itself by nature (Zipf's law), randomly drawn tokens do not. Scripts without spaces between words give
+    few "words" and mostly None.
+    """
+    words = re.findall(r"\w+", " ".join(texts).lower())
+    if len(words) < COMMON_WORD_MIN_WORDS:
+        return None
+    return sum(count for _, count in Counter(words).most_common(COMMON_WORDS)) / len(words)
 
 
 def is_looping(text: str) -> bool:

@@ -38,12 +38,19 @@ def verdict(estimate: RatioEstimate, margin: float = DEFAULT_MARGIN, *, higher_i
     if estimate.ci_low is None or estimate.ci_high is None:
         return "undecided"
     if abs(estimate.log_ratio) <= delta:
-        return "equivalent" if tost(estimate, margin).shown(1 - estimate.confidence) else "undecided"
+        return "equivalent" if _shown_equivalent(estimate, margin) else "undecided"
     if estimate.ci_low > 1:
         return "pays" if higher_is_better else "hurts"
     if estimate.ci_high < 1:
         return "hurts" if higher_is_better else "pays"
     return "undecided"
+
+
+def _shown_equivalent(estimate: RatioEstimate, margin: float) -> bool:
+    if not estimate.anytime:
+        return tost(estimate, margin).shown(1 - estimate.confidence)
+    inner = estimate.interval(max(0.5, 2 * estimate.confidence - 1))
+    return inner is not None and inner[0] >= 1 / (1 + margin) and inner[1] <= 1 + margin
 
 
 def more_blocks(estimate: RatioEstimate, margin: float = DEFAULT_MARGIN, power: float = DEFAULT_POWER) -> int | None:
@@ -72,6 +79,11 @@ def explain(
     """The verdict in one or two sentences of plain words."""
     decided = verdict(estimate, margin, higher_is_better=higher_is_better)
     change = _percent(estimate.ratio)
+    if estimate.blocks > 1 and estimate.ci_low is None:
+        return (
+            f"Undecided: {estimate.blocks} blocks show {metric} of {arm} at {change} against {baseline}; the confidence"
+            " sequence, which allows for stopping at any time, has no bounds before the third."
+        )
     if estimate.ci_low is None or estimate.ci_high is None:
         return (
             f"Undecided: one block shows {metric} of {arm} at {change} against {baseline}, and one block has no"

@@ -15,7 +15,7 @@ from breakeven.engine.models.drafter_save import save_drafter
 from breakeven.train.model import DrafterModule
 from breakeven.train.vocab import offsets, pruned_rows
 
-_SHARD_BYTES = 14 * 2**20
+_SHARD_BYTES = 38_000_000  # below the 40 MB that a file in a repository should not exceed
 
 
 def export_drafter(

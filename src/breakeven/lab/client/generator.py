@@ -1,4 +1,7 @@
-"""The closed-loop load generator: one thread, one epoll loop, and nothing in the loop that can wait until afterwards.
+"""The load generator: one thread, one epoll loop, and nothing in the loop that can wait until afterwards.
+
+In closed loop a stream sends its next request when its last has ended; in open loop every request has its own moment,
+whatever the server does (Schroeder, Wierman & Harchol-Balter, "Open versus closed: a cautionary tale", NSDI 2006).
 
 How it keeps its own lag out of what it measures (docs/client.md has the figures):
 
@@ -12,11 +15,13 @@ How it keeps its own lag out of what it measures (docs/client.md has the figures
 from __future__ import annotations
 
 import gc
+import select
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, count
+from math import inf
 from time import monotonic, thread_time, time_ns
 
 from breakeven.lab.client.connection import READ_BYTES, Address, Connection, Phase, explain, resolve, tls_context
@@ -36,6 +41,10 @@ LEAD_NS = 200_000  # the start lies this far ahead when it is fixed, so that the
 STREAM_SPACING_NS = 15_000  # between the planned starts of two streams: see `run_closed_loop`
 PREPARE_S = 10.0  # how long opening the connections may take before the clock starts
 CALLBACK_S = 0.1  # how often `should_stop` and `on_progress` are called at most
+AHEAD_CONNECTIONS = 64  # opened before an open loop begins, unless said otherwise
+_SPIN_NS = 80_000  # the last stretch before a planned send is waited out awake: a sleep may end this much late
+
+TakeNext = Callable[[], int]
 
 
 def run_closed_loop(
@@ -73,9 +82,42 @@ def run_closed_loop(
     for spec in requests:
         if spec.offset_s is not None:
             raise ValueError(f"request {spec.request_id!r} has a planned send time, which a closed loop cannot keep")
-    loop = _ClosedLoop(endpoint, requests, min(concurrency, max(1, len(requests))), timeout_s)
+    loop = ClosedLoop(endpoint, requests, range(min(concurrency, max(1, len(requests)))), timeout_s)
     try:
-        return loop.run(deadline_s, on_progress, should_stop)
+        loop.prepare()
+        return loop.run(None, deadline_s, on_progress, should_stop)
+    finally:
+        loop.close()
+
+
+def run_open_loop(
+    endpoint: Endpoint,
+    requests: Sequence[RequestSpec],
+    *,
+    connections: int = AHEAD_CONNECTIONS,
+    timeout_s: float = 600,
+    deadline_s: float | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> LoadResult:
+    """Sends each request `offset_s` seconds after the start, on an absolute schedule, however slow the server is.
+
+    The intended send time is the planned one, so a late client shows as send lag and a queueing server as latency, and
+    neither thins the load out. There is no limit to the streams in flight: `connections` only says how many are opened
+    before the clock starts; further ones are opened when none is idle, at the cost of a connection set-up in that
+    request's latency. `stream` is then the number of the connection's slot, the one used last being taken first.
+
+    The other arguments, and how a request may fail, are as in `run_closed_loop`. Raises ValueError for a request
+    without `offset_s`, or with a negative or infinite one.
+    """
+    if timeout_s <= 0:
+        raise ValueError(f"timeout_s must be positive, not {timeout_s}")
+    if connections < 0:
+        raise ValueError(f"connections must not be negative, and is {connections}")
+    loop = OpenLoop(endpoint, requests, min(connections, len(requests)), timeout_s)
+    try:
+        loop.prepare()
+        return loop.run(None, deadline_s, on_progress, should_stop)
     finally:
         loop.close()
 
@@ -130,6 +172,17 @@ class _Exchange:
         )
 
 
+def _fine_sleep(poller: Poller) -> Callable[[float], object]:
+    """Waits until a socket has news or so many seconds have passed, counted finer than epoll's milliseconds."""
+    fileno = getattr(poller, "fileno", None)
+    if fileno is None:
+        return lambda seconds: None  # no such handle: the planned moment is waited out awake
+    descriptor = fileno()
+    if hasattr(select, "poll") and descriptor >= 1024:  # beyond what `select` takes
+        return lambda seconds: None
+    return lambda seconds: select.select((descriptor,), (), (), seconds)
+
+
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     was_enabled = gc.isenabled()
@@ -141,13 +194,17 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _ClosedLoop:
-    def __init__(self, endpoint: Endpoint, requests: Sequence[RequestSpec], concurrency: int, timeout_s: float) -> None:
+class _Loop:
+    """What both kinds of load share: connections, requests under way, time-outs and the loop itself."""
+
+    def __init__(
+        self, endpoint: Endpoint, requests: Sequence[RequestSpec], streams: Sequence[int], timeout_s: float
+    ) -> None:
         self._target = parse_url(endpoint.url)
         self._head = request_head(self._target, endpoint.headers)
         self._context = tls_context(endpoint.verify_tls) if self._target.scheme == "https" else None
         self._requests = requests
-        self._concurrency = concurrency
+        self._streams = streams  # the numbers of the streams, which may be a share of all
         self._timeout_s = timeout_s
         self._kernel_timestamps = kernel_timestamps_available()
         self._addresses: list[Address] = []
@@ -155,31 +212,46 @@ class _ClosedLoop:
         self._good_address = 0  # the one that connections last worked with
         self._poller: Poller = make_poller()
         self._connections: dict[int, Connection] = {}
-        self._idle: list[Connection | None] = [None] * concurrency  # per stream
-        self._next_request = 0
-        self._prepared: deque[_Exchange] = deque()  # the first of every stream, built before the clock starts
+        self._idle: dict[int, Connection | None] = dict.fromkeys(streams)
+        self._prepared: dict[int, _Exchange] = {}  # built before the clock starts, by the number of the request
         self._finished: list[_Exchange] = []
         self._failed = 0
         self._in_flight = 0
-        self._ready: deque[tuple[int, int, _Exchange | None]] = deque()  # stream, intended time, a request to retry
+        # A stream (closed loop) or a request's number (open loop), the intended time, a request to retry; by time
+        self._ready: deque[tuple[int, int, _Exchange | None]] = deque()
         self._deadlines: deque[_Exchange] = deque()  # in order, since every request has the same time-out
 
     # The run
 
+    def prepare(self) -> None:
+        """Opens the connections; then `run` may begin at once."""
+        self._connect_ahead()
+
+    def _plan(self, start_ns: int) -> None:
+        """Fills `_ready` with what is to begin when, in order."""
+        raise NotImplementedError
+
+    def _take(self, planned: int, intended_ns: int) -> tuple[int, int] | None:
+        """The stream and the request of an entry of `_ready`; None if there is nothing left to send."""
+        raise NotImplementedError
+
+    def _freed(self, stream: int, end_ns: int) -> None:
+        """A stream's request has ended."""
+        raise NotImplementedError
+
     def run(
         self,
+        start_ns: int | None,
         deadline_s: float | None,
         on_progress: Callable[[int, int], None] | None,
         should_stop: Callable[[], bool] | None,
     ) -> LoadResult:
-        self._connect_ahead()
-        self._prepared.extend(map(self._new_exchange, range(min(self._concurrency, len(self._requests)))))
+        """Measures. `start_ns`: the common start of several processes; None: right away."""
         with _no_garbage_collection():
             cpu = thread_time()
-            start_ns = time_ns() + LEAD_NS
-            self._ready.extend(
-                (stream, start_ns + stream * STREAM_SPACING_NS, None) for stream in range(self._concurrency)
-            )
+            if start_ns is None:
+                start_ns = time_ns() + LEAD_NS
+            self._plan(start_ns)
             stop_at = None if deadline_s is None else monotonic() + deadline_s
             self._measure(stop_at, on_progress, should_stop)
             end_ns = time_ns()
@@ -187,9 +259,10 @@ class _ClosedLoop:
         return LoadResult(
             exchanges=[exchange.raw() for exchange in self._finished],
             start_ns=start_ns,
-            end_ns=end_ns,
+            end_ns=max(end_ns, start_ns),
             client_cpu_s=cpu,
             clock=KERNEL_CLOCK if self._kernel_timestamps else USER_CLOCK,
+            worker_cpu_s=(cpu,),
         )
 
     def close(self) -> None:
@@ -205,7 +278,7 @@ class _ClosedLoop:
             self._unresolved = str(problem)
             return
         give_up = monotonic() + min(PREPARE_S, self._timeout_s)
-        wanted = iter(range(self._concurrency))
+        wanted = iter(self._streams)
         more = True
         while True:
             for _ in range(STARTS_PER_POLL):
@@ -233,6 +306,7 @@ class _ClosedLoop:
     ) -> None:
         connections, ready, deadlines = self._connections, self._ready, self._deadlines
         poll, unpack, active = self._poller.poll, TIMESPEC.unpack, Phase.ACTIVE
+        sleep = _fine_sleep(self._poller)
         longest_wait = CALLBACK_S if on_progress or should_stop else 1.0
         next_callback = 0.0
         reported = 0
@@ -240,11 +314,11 @@ class _ClosedLoop:
         while True:
             now = monotonic()
             if not stopping and stop_at is not None and now >= stop_at:
-                stopping = True
+                stopping = self._stop()
             if now >= next_callback:
                 next_callback = now + CALLBACK_S
                 if not stopping and should_stop is not None and should_stop():
-                    stopping = True
+                    stopping = self._stop()
                 if on_progress is not None and len(self._finished) != reported:
                     reported = len(self._finished)
                     on_progress(reported, self._failed)
@@ -258,9 +332,16 @@ class _ClosedLoop:
                 self._start(*ready.popleft(), stopping)
             if not self._in_flight and not ready:
                 break
-            wait = 0.0 if ready else longest_wait
-            if deadlines and not ready:
-                wait = min(wait, max(0.0, deadlines[0].deadline - monotonic()))
+            wait = longest_wait
+            if ready:
+                ahead_ns = ready[0][1] - time_ns() - _SPIN_NS
+                if ahead_ns <= 0:
+                    wait = 0.0
+                else:  # epoll counts its time-out in whole milliseconds, which is too coarse for a planned send
+                    sleep(min(longest_wait, ahead_ns / 1e9, self._until_deadline()))
+                    wait = 0.0
+            elif deadlines:
+                wait = min(wait, self._until_deadline())
             for fd, mask in poll(wait):
                 connection = connections.get(fd)
                 if connection is None:
@@ -286,25 +367,37 @@ class _ClosedLoop:
         if on_progress is not None and len(self._finished) != reported:
             on_progress(len(self._finished), self._failed)
 
+    def _until_deadline(self) -> float:
+        return max(0.0, self._deadlines[0].deadline - monotonic()) if self._deadlines else CALLBACK_S * 10
+
+    def _stop(self) -> bool:
+        """Nothing more is begun, except what waits for its second try."""
+        waiting = [entry for entry in self._ready if entry[2] is not None]
+        self._ready.clear()
+        self._ready.extend(waiting)
+        return True
+
     # Beginning and ending a request
 
     def _new_exchange(self, index: int) -> _Exchange:
         spec = self._requests[index]
         return _Exchange(spec, finish_request(self._head, spec.body))
 
-    def _start(self, stream: int, intended_ns: int, exchange: _Exchange | None, stopping: bool) -> None:
+    def _start(self, planned: int, intended_ns: int, exchange: _Exchange | None, stopping: bool) -> None:
         if exchange is not None and exchange.over:
             return  # timed out while it waited for its second try; its stream has gone on
         if exchange is None:
-            if stopping or self._next_request >= len(self._requests):
+            taken = None if stopping else self._take(planned, intended_ns)
+            if taken is None:
                 return
-            exchange = self._prepared.popleft() if self._prepared else self._new_exchange(self._next_request)
-            self._next_request += 1
+            stream, index = taken
+            exchange = self._prepared.pop(index, None) or self._new_exchange(index)
             exchange.stream = stream
             exchange.intended_ns = intended_ns
             exchange.deadline = monotonic() + self._timeout_s
             self._deadlines.append(exchange)
             self._in_flight += 1
+        stream = exchange.stream
         if self._unresolved is not None:
             self._fail(exchange, self._unresolved)
             return
@@ -357,7 +450,7 @@ class _ClosedLoop:
         status = exchange.framer.status
         if error is not None or status is None or not 200 <= status < 300:
             self._failed += 1
-        self._ready.append((exchange.stream, end_ns, None))
+        self._freed(exchange.stream, end_ns)
 
     def _fail(self, exchange: _Exchange, error: str) -> None:
         self._finish(exchange, time_ns(), error)
@@ -531,7 +624,7 @@ class _ClosedLoop:
             return
         if exchange.reused and not exchange.times and not exchange.retried:
             exchange.retried = True
-            self._ready.append((exchange.stream, exchange.intended_ns, exchange))
+            self._ready.appendleft((exchange.stream, exchange.intended_ns, exchange))  # it is overdue already
             return
         words = f"connection closed by {address}" if problem is None else explain(problem, address)
         if connecting:
@@ -540,3 +633,80 @@ class _ClosedLoop:
             self._fail(exchange, f"{words} before the end of its answer")
         else:
             self._fail(exchange, f"{words} before it answered")
+
+
+class ClosedLoop(_Loop):
+    """Streams that each send their next request when their last has ended.
+
+    `streams` are the numbers of this loop's streams, which fix when each begins. `take_next` hands out the numbers of
+    the requests in order, and may be shared with loops in other processes; by default the loop counts by itself.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        requests: Sequence[RequestSpec],
+        streams: Sequence[int],
+        timeout_s: float,
+        take_next: TakeNext | None = None,
+    ) -> None:
+        super().__init__(endpoint, requests, streams, timeout_s)
+        self._take_next = take_next or count().__next__
+
+    def prepare(self) -> None:
+        super().prepare()
+        first = max(self._streams, default=-1) + 1
+        self._prepared = {index: self._new_exchange(index) for index in range(min(first, len(self._requests)))}
+
+    def _plan(self, start_ns: int) -> None:
+        self._ready.extend((stream, start_ns + stream * STREAM_SPACING_NS, None) for stream in self._streams)
+
+    def _take(self, planned: int, intended_ns: int) -> tuple[int, int] | None:
+        index = self._take_next()
+        return (planned, index) if index < len(self._requests) else None
+
+    def _freed(self, stream: int, end_ns: int) -> None:
+        self._ready.append((stream, end_ns, None))
+
+
+class OpenLoop(_Loop):
+    """Requests that are sent at their planned moments. `requests` may be a share of all; `first_stream`, `step`: the
+    numbers of the slots are first_stream, first_stream + step, …, so that those of several processes differ.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        requests: Sequence[RequestSpec],
+        connections: int,
+        timeout_s: float,
+        first_stream: int = 0,
+        step: int = 1,
+    ) -> None:
+        for spec in requests:
+            if spec.offset_s is None or not 0 <= spec.offset_s < inf:
+                raise ValueError(f"request {spec.request_id!r} has no planned send time, which an open loop needs")
+        slots = [first_stream + step * number for number in range(connections)]
+        super().__init__(endpoint, requests, slots, timeout_s)
+        self._first, self._step = first_stream, step
+        self._free = list(reversed(slots))
+        self._slots = connections
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._prepared = {index: self._new_exchange(index) for index in range(len(self._requests))}
+
+    def _plan(self, start_ns: int) -> None:
+        due = sorted((round((spec.offset_s or 0.0) * 1e9), number) for number, spec in enumerate(self._requests))
+        self._ready.extend((number, start_ns + offset, None) for offset, number in due)
+
+    def _take(self, planned: int, intended_ns: int) -> tuple[int, int] | None:
+        if self._free:
+            return self._free.pop(), planned
+        stream = self._first + self._step * self._slots
+        self._slots += 1
+        self._idle[stream] = None
+        return stream, planned
+
+    def _freed(self, stream: int, end_ns: int) -> None:
+        self._free.append(stream)

@@ -33,10 +33,10 @@ class RequestSpec:
 class RawExchange:
     """One request as the wire saw it.
 
-    In closed loop the intended send time is the moment the stream's previous exchange ended (for its first: the start
-    of the cell plus the stream's number times `generator.STREAM_SPACING_NS`). `reads` holds (time, end offset in
-    `data`) for each read; `data` is everything received, headers included. A request that was never sent has its end
-    as `send_ns`.
+    In open loop the intended send time is the planned one, and `stream` the slot of the connection. In closed loop it
+    is the moment the stream's previous exchange ended (for its first: the start of the cell plus the stream's number
+    times `generator.STREAM_SPACING_NS`). `reads` holds (time, end offset in `data`) for each read; `data` is everything
+    received, headers included. A request that was never sent has its end as `send_ns`.
     """
 
     request_id: str
@@ -59,6 +59,7 @@ class LoadResult:
     end_ns: int
     client_cpu_s: float  # CPU time the generator used while sending and receiving
     clock: str  # e.g. "CLOCK_REALTIME, kernel receive timestamps"
+    worker_cpu_s: tuple[float, ...] = ()  # of each process that took part; they sum to client_cpu_s
 
 
 @dataclass(frozen=True, slots=True)

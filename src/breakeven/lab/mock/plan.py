@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from breakeven.lab.mock.lifelike import Turn
 from breakeven.lab.mock.script import MockScript
 
 _NEWLINES = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r"}
@@ -32,9 +33,10 @@ class RequestShape:
     include_usage: bool
     continuous_usage: bool
     max_tokens: int | None
+    turn: Turn | None = None  # what a lifelike server says
 
     @classmethod
-    def of(cls, chat: bool, body: dict[str, Any]) -> RequestShape:
+    def of(cls, chat: bool, body: dict[str, Any], turn: Turn | None = None) -> RequestShape:
         options = body.get("stream_options")
         options = options if isinstance(options, dict) else {}
         limit = body.get("max_completion_tokens", body.get("max_tokens"))
@@ -44,6 +46,7 @@ class RequestShape:
             include_usage=bool(options.get("include_usage")),
             continuous_usage=bool(options.get("continuous_usage_stats")),
             max_tokens=limit if isinstance(limit, int) and limit > 0 else None,
+            turn=turn,
         )
 
 
@@ -85,7 +88,11 @@ def speculation_counters(script: MockScript, counts: list[int]) -> dict[str, int
     """The counters' rise over one request: every chunk but the first is a step that drafted `draft_tokens`."""
     if not script.draft_tokens:
         return {}
+    if "counters_still" in script.faults:
+        return {"num_drafts": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0}
     accepted = [min(count - 1, script.draft_tokens) for count in counts[1:]]
+    if "counters_past_end" in script.faults:
+        accepted += [script.draft_tokens] * (4 // script.draft_tokens + 1)
     rise = {
         "num_drafts": len(accepted),
         "num_draft_tokens": len(accepted) * script.draft_tokens,
@@ -123,13 +130,16 @@ class _Builder:
 
     def usage(self, completed: int) -> dict[str, Any]:
         reported = max(0, completed + self.script.usage_offset)
+        turn = self.shape.turn
+        prompt = len(turn.prompt_ids) if turn else self.script.prompt_tokens
+        cached = turn.cached_tokens if turn else self.script.cached_tokens
         usage: dict[str, Any] = {
-            "prompt_tokens": self.script.prompt_tokens,
+            "prompt_tokens": prompt,
             "completion_tokens": reported,
-            "total_tokens": self.script.prompt_tokens + reported,
+            "total_tokens": prompt + reported,
         }
-        if self.script.cached_tokens is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": self.script.cached_tokens}
+        if cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
         return usage
 
     def event(self, data: bytes) -> bytes:
@@ -144,6 +154,9 @@ class _Builder:
 
     def content(self, index: int, tokens: int, completed: int) -> tuple[bytes, str]:
         """The event of one content chunk, padded to size, and its text."""
+        if self.shape.turn:
+            text = "".join(self.shape.turn.words[completed - tokens : completed])
+            return self.send(self.message(text, completed)), text
         text = "".join(_WORDS[(completed - tokens + i) % len(_WORDS)] for i in range(tokens))
         size = len(self.event(_dump(self.message(text, completed))))
         text += "." * max(0, self.script.bytes_per_chunk - size)
@@ -153,10 +166,20 @@ class _Builder:
 def build_plan(script: MockScript, shape: RequestShape) -> Plan:
     """Pure: the same script and shape give the same bytes."""
     builder = _Builder(script, shape)
-    counts, limited = chunk_tokens(script, shape.max_tokens)
+    version = "1.0" if script.http10 else "1.1"
+    turn = shape.turn
+    if turn is None:
+        counts, limited = chunk_tokens(script, shape.max_tokens)
+        if "eos_ignored" in script.faults and shape.max_tokens is not None:
+            counts, limited = chunk_tokens(replace(script, chunks=shape.max_tokens), shape.max_tokens)[0], True
+    elif turn.refusal:
+        body = _dump({"error": {"message": turn.refusal, "type": "invalid_request_error", "code": 400}})
+        return _whole(script, version, 400, body, Ending.FINISHED, (), 0, {})
+    else:
+        endless = replace(script, chunks=max(1, len(turn.words)))
+        counts, limited = chunk_tokens(endless, len(turn.words))[0] if turn.words else [], turn.limited
     finish = "length" if limited else script.finish_reason
     counters = speculation_counters(script, counts)
-    version = "1.0" if script.http10 else "1.1"
     if script.http_status != 200:
         body = _dump({"error": {"message": "the mock was told to fail", "type": "mock", "code": script.http_status}})
         return _whole(script, version, script.http_status, body, Ending.FINISHED, (), 0, {})
@@ -197,15 +220,17 @@ def build_plan(script: MockScript, shape: RequestShape) -> Plan:
         writes = [opening + writes[0], *writes[1:]] if writes else [opening]
     if closing:
         writes = [*writes[:-1], writes[-1] + closing] if writes else [closing]
+    gap = round(script.gap_s * 1e9)
+    completes = [*counts[:done], *([0] * (len(writes) - done))]
+    if "buffered" in script.faults:
+        writes, gap, completes = [b"".join(writes)], 0, [sum(completes)]
     headers = [f"HTTP/{version} 200 OK", "Content-Type: text/event-stream; charset=utf-8"]
     if builder.chunked:
         headers.append("Transfer-Encoding: chunked")
     if script.closing == "announced":
         headers.append("Connection: close")
     keep_alive = builder.chunked and script.closing == "keep"
-    gap = round(script.gap_s * 1e9)
-    completes = [*counts[:done], *([0] * (len(writes) - done))]
-    if script.malformed_at is not None and script.malformed_at < done:
+    if script.malformed_at is not None and script.malformed_at < len(completes):
         completes[script.malformed_at] = 0
     pieces, gaps, piece_tokens = _split(script, writes, gap, completes)
     return Plan(
@@ -237,6 +262,8 @@ def _not_streamed(
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
     choice |= {"message": {"role": "assistant", "content": text}} if builder.shape.chat else {"text": text}
     message: dict[str, Any] = {"id": "mock", "model": script.model, "choices": [choice]}
+    if builder.shape.turn and builder.shape.turn.show_ids:
+        message["prompt_token_ids"] = list(builder.shape.turn.prompt_ids)
     if not script.no_usage:
         message["usage"] = builder.usage(completed)
     if script.report_speculation:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
+from breakeven.lab.mock.faults import FAULTS
+
 NewLine = Literal["lf", "crlf", "cr"]
 Death = Literal["exit", "reset", "close"]
 Closing = Literal["keep", "announced", "silent"]
@@ -52,7 +54,13 @@ class MockScript:
     report_speculation: bool = False  # metrics.speculative_decoding in the last chunk
     metrics_prefix: str = "vllm"
 
+    # Answers that depend on the request (see `lifelike`)
+    lifelike: bool = False  # then prompt_tokens, cached_tokens and bytes_per_chunk say nothing
+    prefill_s_per_token: float = 0.0  # added to the first chunk for every prompt token that is not cached
+    context_limit: int = 2048
+
     # Faults
+    faults: tuple[str, ...] = ()  # names of `faults.FAULTS`; most of them need `lifelike`
     fault_from: int = 0
     fault_every: int = 1
     no_usage: bool = False
@@ -71,7 +79,8 @@ class MockScript:
         for name in ("chunks", "fault_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("first_chunk_s", "gap_s", "gap_per_stream_s", "slow_first_s", "split_gap_s", "ready_after_s"):
+        seconds = ("first_chunk_s", "gap_s", "gap_per_stream_s", "slow_first_s", "split_gap_s", "ready_after_s")
+        for name in (*seconds, "prefill_s_per_token"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, and is {getattr(self, name)}")
         if self.split_bytes is not None and self.split_bytes < 1:
@@ -84,6 +93,10 @@ class MockScript:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
 
+        unknown = sorted(set(self.faults) - set(FAULTS))
+        if unknown:
+            raise ValueError(f"there is no fault {unknown[0]!r}: known are {', '.join(FAULTS)}")
+
     @property
     def token_pattern(self) -> tuple[int, ...]:
         pattern = self.tokens_per_chunk
@@ -93,6 +106,7 @@ class MockScript:
         """The same server behaving well: what a request gets that the faults do not touch."""
         return replace(
             self,
+            faults=(),
             no_usage=False,
             usage_offset=0,
             http_status=200,
@@ -124,8 +138,9 @@ class MockScript:
         if unknown:
             raise ValueError(f"the mock's script has unknown fields: {', '.join(unknown)}")
         values = dict(given)
-        if isinstance(values.get("tokens_per_chunk"), list):
-            values["tokens_per_chunk"] = tuple(values["tokens_per_chunk"])
+        for name in ("tokens_per_chunk", "faults"):
+            if isinstance(values.get(name), list):
+                values[name] = tuple(values[name])
         try:
             return cls(**values)
         except TypeError as problem:

@@ -14,6 +14,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from email.utils import formatdate
 from heapq import heappop, heappush, heapreplace
 from time import time_ns
 from typing import Any
@@ -25,6 +26,7 @@ from breakeven.lab.client.timestamps import (
     enable_kernel_timestamps,
     kernel_timestamps_available,
 )
+from breakeven.lab.mock.lifelike import Lifelike
 from breakeven.lab.mock.plan import Ending, Plan, RequestShape, build_plan
 from breakeven.lab.mock.script import MockScript
 
@@ -117,6 +119,9 @@ class MockServer:
         self._streaming = 0
         self._counters: dict[str, float] = {}
         self._cache_resets = 0
+        self._metrics_reads = 0
+        self._metrics_reads_while_busy = 0
+        self._life = Lifelike()
         self._stopping = False
         self._routes: dict[tuple[str, str], Callable[[_Connection, bytes], None]] = {
             ("GET", "/health"): self._health,
@@ -139,6 +144,8 @@ class MockServer:
         return {
             "requests": [record.truth() for record in self._records],
             "prefix_cache_resets": self._cache_resets,
+            "metrics_reads": self._metrics_reads,
+            "metrics_reads_while_busy": self._metrics_reads_while_busy,
             "received_clock": "kernel receive timestamps" if self._kernel_timestamps else "read by the server",
         }
 
@@ -236,8 +243,9 @@ class MockServer:
             # Zero linger turns the close into a reset.
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if plan.ending is Ending.FINISHED:
-            for name, rise in plan.counters.items():
-                self._counters[name] = self._counters.get(name, 0) + rise
+            if "counters_of_one_rank" not in self._script.faults or response.number % 2 == 0:
+                for name, rise in plan.counters.items():
+                    self._counters[name] = self._counters.get(name, 0) + rise
             if plan.keep_alive:
                 self._release(connection)
                 if connection.buffer:
@@ -383,12 +391,17 @@ class MockServer:
         script = self._script
         number = self._requests
         self._requests += 1
-        shape = RequestShape.of("chat" in path, asked)
         faulty = number >= script.fault_from and (number - script.fault_from) % script.fault_every == 0
-        key = (shape, faulty)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = build_plan(script if faulty else script.without_faults(), shape)
+        played = script if faulty else script.without_faults()
+        chat = "chat" in path
+        if script.lifelike:
+            shape = RequestShape.of(chat, asked, self._life.turn(played, chat, asked))
+            plan = build_plan(played, shape)
+        else:
+            shape = RequestShape.of(chat, asked)
+            plan = self._plans.get((shape, faulty)) or self._plans.setdefault(
+                (shape, faulty), build_plan(played, shape)
+            )
         user = asked.get("user")
         response = _Response(connection, number, path, user if isinstance(user, str) else None, received_ns, plan)
         self._records.append(response)
@@ -398,10 +411,12 @@ class MockServer:
             self._write(connection, response.opening)
             response.opening = b""
         wait = script.first_chunk_s
-        if not shape.stream and len(plan.texts) > 1:
+        if (not shape.stream or "buffered" in script.faults) and len(plan.texts) > 1:
             wait += script.gap_s * (len(plan.texts) - 1)
         if number < script.slow_first_requests:
             wait += script.slow_first_s
+        if shape.turn:
+            wait += script.prefill_s_per_token * shape.turn.uncached
         self._sequence += 1
         heappush(self._heap, (received_ns + round(wait * 1e9), self._sequence, response))
 
@@ -411,15 +426,23 @@ class MockServer:
         self._json(connection, {"ready": ready}, 200 if ready else 503)
 
     def _models(self, connection: _Connection, _: bytes) -> None:
-        model = {"id": self._script.model, "object": "model", "created": 0, "owned_by": "mock"}
+        model: dict[str, Any] = {"id": self._script.model, "object": "model", "created": 0, "owned_by": "mock"}
+        if self._script.lifelike:
+            model["max_model_len"] = self._script.context_limit
         self._json(connection, {"object": "list", "data": [model]})
 
     def _metrics(self, connection: _Connection, _: bytes) -> None:
         """vLLM's speculation counters in Prometheus's text format; none without speculation, as there."""
+        self._metrics_reads += 1
+        self._metrics_reads_while_busy += self._streaming > 0
+        faults = self._script.faults
+        if "metrics_missing" in faults:
+            self._json(connection, {"error": {"message": "the mock has no GET /metrics"}}, 404)
+            return
         prefix = f"{self._script.metrics_prefix}:spec_decode_"
         lines: list[str] = []
         positions: list[str] = []
-        for name, value in sorted(self._counters.items()):
+        for name, value in sorted(self._counters.items()) if "counters_missing" not in faults else ():
             if name.startswith("accepted_pos_"):
                 position = name.removeprefix("accepted_pos_")
                 positions.append(f'{prefix}num_accepted_tokens_per_pos_total{{position="{position}"}} {value}')
@@ -432,7 +455,12 @@ class MockServer:
         )
 
     def _reset_prefix_cache(self, connection: _Connection, _: bytes) -> None:
+        if "cache_without_reset" in self._script.faults:
+            self._json(connection, {"error": {"message": "the mock has no POST /reset_prefix_cache"}}, 404)
+            return
         self._cache_resets += 1
+        if "cache_kept" not in self._script.faults:
+            self._life.reset_cache()
         self._json(connection, {})
 
     def _forget(self, connection: _Connection, _: bytes) -> None:
@@ -461,5 +489,7 @@ class MockServer:
         self._reply(connection, status, "application/json", json.dumps(value).encode())
 
     def _reply(self, connection: _Connection, status: int, kind: str, body: bytes) -> None:
-        head = f"HTTP/1.1 {status} Mock\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-        self._write(connection, head.encode() + body)
+        skew = 3600 if "clock_skewed" in self._script.faults else 0
+        date = formatdate(time_ns() / 1e9 - skew, usegmt=True)
+        head = f"HTTP/1.1 {status} Mock\r\nDate: {date}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        self._write(connection, head.encode() + b"\r\n" + body)

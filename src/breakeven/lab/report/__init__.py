@@ -17,8 +17,8 @@ __all__ = ["print_summary", "write_reports"]
 SUMMARY, PAGE, MARKDOWN = "summary.json", "report.html", "report.md"
 
 
-def write_reports(run: RunDirectory, summary: Summary) -> Path:
-    """Write summary.json, report.html and report.md into the run's directory; return the page's path.
+def write_reports(run: RunDirectory | Path, summary: Summary) -> Path:
+    """Write summary.json, report.html and report.md into a run's (or any) directory; return the page's path.
 
     Each file is replaced whole or not at all, and the same summary gives the same bytes. Raises DiskFullError or
     RecordError, with the file's name, if one cannot be written.
@@ -26,10 +26,11 @@ def write_reports(run: RunDirectory, summary: Summary) -> Path:
     from breakeven.lab.report.html import page  # matplotlib takes its time: only when it is needed
     from breakeven.lab.report.markdown import markdown
 
-    _replace(run.path / SUMMARY, summary.to_json())
-    _replace(run.path / PAGE, page(summary))
-    _replace(run.path / MARKDOWN, markdown(summary))
-    return run.path / PAGE
+    folder = run if isinstance(run, Path) else run.path
+    _replace(folder / SUMMARY, summary.to_json())
+    _replace(folder / PAGE, page(summary))
+    _replace(folder / MARKDOWN, markdown(summary))
+    return folder / PAGE
 
 
 def _replace(path: Path, text: str) -> None:

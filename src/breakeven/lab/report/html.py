@@ -10,10 +10,11 @@ from typing import Any
 
 import jinja2
 
-from breakeven.lab.report import plots, words
+from breakeven.lab.report import cell_plots, plots, policy, words
 from breakeven.lab.summary import ALL, BreakEvenSummary, Comparison, Summary
 
 SIGNS = {"pays": "▲", "hurts": "▼", "equivalent": "≈", "undecided": "~"}
+_OPTIONAL = ("interactions", "main_effects", "tails", "multiplicity", "aa", "sentinel")
 _SEPARATE = ("commands", "invocation")  # shown as command lines, not in the table of facts
 
 
@@ -73,6 +74,9 @@ def _context(summary: Summary) -> dict[str, Any]:
         ]
         for metric in metrics
     }
+    choices = policy.choices(summary)
+    stability = (cell_plots.drift(summary), cell_plots.order(summary))
+    tail_charts = [cell_plots.tails(summary, metric) for metric in cell_plots.TAILS]
     acceptance_charts = (plots.acceptance_length(summary), plots.acceptance_positions(summary))
     return {
         "summary": summary,
@@ -81,7 +85,17 @@ def _context(summary: Summary) -> dict[str, Any]:
         "signs": SIGNS,
         "warning": words.warning(summary),
         "arms": [_arm(summary, arm) for arm in summary.arms],
+        "extra": _extra(summary),
+        "imported": words.imported(summary),
+        "choices": choices,
+        "policy": policy.sentence(summary, choices),
+        "twins": words.twins(summary),
         "throughput": plots.throughput(summary),
+        "pareto": cell_plots.pareto(summary),
+        "tails": [chart for chart in tail_charts if chart is not None],
+        "tail_rows": list(_tail_rows(summary)),
+        "stability": [chart for chart in stability if chart is not None],
+        "gates": campaign.resolved.get("gates") or {},
         "times": [plots.time(summary, "ttft"), plots.time(summary, "tpot")],
         "distributions": distributions,
         "acceptance_charts": [chart for chart in acceptance_charts if chart is not None],
@@ -95,6 +109,22 @@ def _context(summary: Summary) -> dict[str, Any]:
         "resolved": json.dumps(campaign.resolved, indent=2, ensure_ascii=False),
         "arm_colours": plots.ARM_COLOURS,
     }
+
+
+def _extra(summary: Summary) -> dict[str, Any]:
+    """Parts that a summary has only where the campaign asked for them; what is missing is empty."""
+    whole = summary.model_dump(mode="json")
+    return {name: whole.get(name) for name in _OPTIONAL}
+
+
+def _tail_rows(summary: Summary) -> Iterator[tuple[str, str, int, Mapping[str, float]]]:
+    """(time, arm, level, quantiles in milliseconds)."""
+    for metric, name in cell_plots.TAILS.items():
+        figures = cell_plots.tail_figures(summary, metric)
+        for arm in summary.campaign.arms:
+            for level in summary.campaign.levels:
+                if (arm.name, level) in figures:
+                    yield name, arm.name, level, figures[arm.name, level]
 
 
 def _conditions(summary: Summary) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from breakeven.lab.report import words
+from breakeven.lab.report import policy, words
 from breakeven.lab.summary import ALL, Comparison, Summary
 
 _SIGNS = {"pays": "▲ pays", "hurts": "▼ hurts", "equivalent": "≈ equivalent", "undecided": "~ undecided"}
@@ -17,6 +17,13 @@ def markdown(summary: Summary) -> str:
     lines = [f"## breakeven: {_plain(summary.run.name)}", ""]
     if warning := words.warning(summary):
         lines += [f"> **{_plain(warning)}**", ""]
+    if words.imported(summary):
+        lines += [
+            f"> Imported from {_plain(', '.join(summary.environment['imported']['tools']))}: not measured here.",
+            "",
+        ]
+    chosen = policy.sentence(summary, policy.choices(summary))
+    lines += [f"**{_plain(chosen)}**", ""]
     for arm in summary.arms:
         lines += [
             f"**{_plain(words.answer(summary, arm))}** "
@@ -41,6 +48,8 @@ def markdown(summary: Summary) -> str:
                 found = [row.comparison for row in words.rows(summary, arm, domain)]
                 lines.append(f"- {_plain(domain)}: " + ", ".join(f"{_number(x)} ({x.verdict})" for x in found))
             lines.append("")
+        for sentence in (*words.condition_sentences(summary, arm), words.correction(summary, arm)):
+            lines += [plain(sentence), ""] if sentence else []
         if outlook := words.outlook(summary, arm):
             lines += [_plain(outlook), ""]
         for a in summary.agreement:
@@ -52,12 +61,20 @@ def markdown(summary: Summary) -> str:
         if len(summary.invalid) > _SHOWN:
             lines.append(f"- and {len(summary.invalid) - _SHOWN} more")
         lines.append("")
+    said = [lint.message for lint in summary.lints if "no interval" in lint.message]
+    lines += [f"- {_plain(message)}" for message in said[:1]] + [""] * bool(said)
+    kind = "repetitions" if words.imported(summary) else "blocks of server launches"
     lines.append(
-        f"{c.blocks} blocks of server launches, margin {c.margin * 100:g}%; ratios are arm ÷ {_plain(c.baseline)}, for"
+        f"{c.blocks} {kind}, margin {c.margin * 100:g}%; ratios are arm ÷ {_plain(c.baseline)}, for"
         f" TTFT and TPOT below 1 is better. breakeven {summary.run.breakeven_version}, campaign {c.sha256[:12]},"
         f" {summary.run.started[:10]}."
     )
     return "\n".join(lines) + "\n"
+
+
+def plain(text: str) -> str:
+    """Text of others, escaped, for whoever else writes Markdown."""
+    return _plain(text)
 
 
 def _plain(text: str) -> str:

@@ -22,8 +22,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from breakeven.lab.report import words
 from breakeven.lab.summary import ALL, IntervalFigure, MetricName, Summary
 
-_INK, _MUTED, _GRID, _BAND, _SPAN = "#010101", "#020202", "#030303", "#040404", "#050505"
-_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--line", _BAND: "--band", _SPAN: "--span"}
+_INK, MUTED, _GRID, _BAND, _SPAN = "#010101", "#020202", "#030303", "#040404", "#050505"
+_VARIABLES = {_INK: "--ink", MUTED: "--muted", _GRID: "--line", _BAND: "--band", _SPAN: "--span"}
 ARM_COLOURS = 7  # --arm-0 (the baseline) to --arm-6
 _MARKERS = "osD^vPX"
 _INTERVAL = "_"  # the marker at an interval's ends
@@ -34,17 +34,19 @@ _SMALL = (2.9, 2.2)
 _TICKS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 _FINE = (0.90, 0.92, 0.94, 0.96, 0.98, 1.0, 1.02, 1.04, 1.06, 1.08, 1.10)
 _SETTINGS = {
+    # Matplotlib's own defaults beneath ours: a user's matplotlibrc must not change a report.
+    **{name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")},
     "svg.fonttype": "none",
     "svg.hashsalt": "breakeven",
     "text.parse_math": False,
     "font.size": 10,
     "font.family": "sans-serif",
     "axes.edgecolor": _GRID,
-    "axes.labelcolor": _MUTED,
+    "axes.labelcolor": MUTED,
     "axes.linewidth": 0.8,
     "text.color": _INK,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
     "grid.color": _GRID,
     "grid.linewidth": 0.6,
     "legend.frameon": False,
@@ -94,11 +96,11 @@ def ratio(summary: Summary, arm: str) -> Chart:
     """Throughput of one arm ÷ the baseline over load: interval, blocks, domains, margin band and break-even."""
     c = summary.campaign
     index = [a.name for a in c.arms].index(arm)
-    colour = _colour(index)
+    tone = colour(index)
 
     def draw(axes: Axes) -> None:
         axes.axhspan(1 / (1 + c.margin), 1 + c.margin, color=_BAND, linewidth=0, zorder=0)
-        axes.axhline(1, color=_MUTED, linewidth=1, zorder=1)
+        axes.axhline(1, color=MUTED, linewidth=1, zorder=1)
         seen = [1 / (1 + c.margin) / 1.02, (1 + c.margin) * 1.02]
         if len(c.conditions) > 1:
             for number, domain in enumerate(c.conditions):
@@ -106,7 +108,7 @@ def ratio(summary: Summary, arm: str) -> Chart:
                 axes.plot(
                     [x for x, _ in points],
                     [y for _, y in points],
-                    color=colour,
+                    color=tone,
                     alpha=0.6,
                     linewidth=1,
                     linestyle=(0, (3 + 2 * (number % 3), 2)),
@@ -119,7 +121,7 @@ def ratio(summary: Summary, arm: str) -> Chart:
         rows = [r.comparison for r in words.rows(summary, arm) if r.comparison.ratio is not None]
         for row in rows:
             values = list(row.block_ratios.values())
-            axes.plot([row.level] * len(values), values, color=colour, alpha=0.45, linestyle="none", marker=".", ms=5)
+            axes.plot([row.level] * len(values), values, color=tone, alpha=0.45, linestyle="none", marker=".", ms=5)
             seen += [*values, *(v for v in (row.ci_low, row.ci_high) if v is not None)]
         _line(
             axes,
@@ -147,7 +149,7 @@ def ratio(summary: Summary, arm: str) -> Chart:
     if found.level is not None:
         caption += f" Vertical line: break-even, {found.level:.3g} streams"
         caption += ", shaded: its interval." if found.ci_low is not None or found.ci_high is not None else "."
-    return _chart(summary, f"ratio-{index}", f"{arm} against {c.baseline}", caption, draw, load_axis=True)
+    return chart(summary, f"ratio-{index}", f"{arm} against {c.baseline}", caption, draw, load_axis=True)
 
 
 def distribution(summary: Summary, metric: Literal["ttft", "latency"], level: int) -> Chart | None:
@@ -157,16 +159,16 @@ def distribution(summary: Summary, metric: Literal["ttft", "latency"], level: in
     found = [d for d in of_metric if d.level == level]
     if not found:
         return None
-    logarithmic = any(_wide(d.quantiles) for d in of_metric)  # the same kind of axis at every level
+    log_scale = any(wide(d.quantiles) for d in of_metric)  # the same kind of axis at every level
     positive = [q for d in found for q in d.quantiles if q > 0]
 
     def draw(axes: Axes) -> None:
         for d in found:
             shares = [100 * i / (len(d.quantiles) - 1) for i in range(len(d.quantiles))]
             index = names.index(d.arm)
-            axes.plot(d.quantiles, shares, color=_colour(index), linestyle=_dash(index), linewidth=1.6, label=d.arm)
-        if positive and logarithmic:
-            _logarithmic(axes, "x", min(positive), max(positive), most=4)
+            axes.plot(d.quantiles, shares, color=colour(index), linestyle=dash(index), linewidth=1.6, label=d.arm)
+        if positive and log_scale:
+            logarithmic(axes, "x", min(positive), max(positive), most=4)
         else:
             axes.set_xlim(left=0)
             axes.xaxis.set_major_locator(MaxNLocator(3))
@@ -179,7 +181,7 @@ def distribution(summary: Summary, metric: Literal["ttft", "latency"], level: in
     name = words.METRIC_WORDS[metric]
     title = f"{name[:1].upper()}{name[1:]}, {level} stream{'s' if level != 1 else ''}"
     count = ", ".join(f"{d.arm} {d.count}" for d in found)
-    return _chart(summary, f"{metric}-{level}", title, f"Requests: {count}.", draw, size=_SMALL)
+    return chart(summary, f"{metric}-{level}", title, f"Requests: {count}.", draw, size=_SMALL)
 
 
 def acceptance_length(summary: Summary) -> Chart | None:
@@ -198,7 +200,7 @@ def acceptance_length(summary: Summary) -> Chart | None:
         axes.set_ylabel("tokens per drafted step")
 
     caption = "1 + accepted ÷ drafts: what one verification gives, where something was drafted. 1 means nothing gained."
-    return _chart(summary, "acceptance-length", "Acceptance length over load", caption, draw, load_axis=True)
+    return chart(summary, "acceptance-length", "Acceptance length over load", caption, draw, load_axis=True)
 
 
 def acceptance_positions(summary: Summary) -> Chart | None:
@@ -222,7 +224,7 @@ def acceptance_positions(summary: Summary) -> Chart | None:
         axes.set_ylabel("% of drafts accepted this deep")
 
     caption = "Mean over levels. Where the curve is near 0, deeper drafts only cost."
-    return _chart(summary, "acceptance-positions", "Acceptance by position", caption, draw)
+    return chart(summary, "acceptance-positions", "Acceptance by position", caption, draw)
 
 
 def _acceptance_series(summary: Summary) -> list[tuple[str, str]]:
@@ -238,7 +240,7 @@ def _acceptance_line(
     """The colour says which arm, dashes and marker which domain."""
     domain = summary.campaign.conditions.index(condition)
     axes.plot(
-        x, y, color=_colour([a.name for a in summary.campaign.arms].index(arm)), linestyle=_dash(domain + 1),
+        x, y, color=colour([a.name for a in summary.campaign.arms].index(arm)), linestyle=dash(domain + 1),
         marker=_MARKERS[domain % len(_MARKERS)], markersize=4.5, linewidth=1.5, label=f"{arm}, {condition}",
     )  # fmt: skip
 
@@ -261,24 +263,24 @@ def _over_load(summary: Summary, metric: MetricName, title: str, unit: str, capt
                 arm.name,
             )
             values += [figure.value for _, figure in found]
-        if _wide(values):
-            _logarithmic(axes, "y", min(values), max(values))
+        if wide(values):
+            logarithmic(axes, "y", min(values), max(values))
         elif values:
             axes.set_ylim(0, max(values) * 1.25)
             axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         axes.set_ylabel(unit)
 
-    return _chart(summary, metric, title, caption, draw, load_axis=True)
+    return chart(summary, metric, title, caption, draw, load_axis=True)
 
 
-def _wide(values: Sequence[float]) -> bool:
+def wide(values: Sequence[float]) -> bool:
     """Do they span so much that only a log axis shows them all?"""
     positive = [value for value in values if value > 0]
     return bool(positive) and max(positive) / min(positive) > _LOG_FROM
 
 
-def _logarithmic(axes: Axes, side: Literal["x", "y"], low: float, high: float, most: int = 7) -> None:
+def logarithmic(axes: Axes, side: Literal["x", "y"], low: float, high: float, most: int = 7) -> None:
     """A log axis with ticks at 1, 2, 5, 10, …; fewer where that would be more than `most`."""
     axis = axes.xaxis if side == "x" else axes.yaxis
     (axes.set_xscale if side == "x" else axes.set_yscale)("log")
@@ -300,13 +302,13 @@ def _line(
     intervals: Sequence[tuple[float | None, float | None]],
     label: str,
 ) -> None:
-    colour = _colour(index)
+    tone = colour(index)
     for at, (low, high) in zip(x, intervals, strict=True):
         if low is not None and high is not None:
-            axes.plot([at, at], [low, high], color=colour, linewidth=1.4, solid_capstyle="butt", alpha=0.9)
-            axes.plot([at, at], [low, high], color=colour, linestyle="none", marker=_INTERVAL, markersize=7)
+            axes.plot([at, at], [low, high], color=tone, linewidth=1.4, solid_capstyle="butt", alpha=0.9)
+            axes.plot([at, at], [low, high], color=tone, linestyle="none", marker=_INTERVAL, markersize=7)
     axes.plot(
-        x, y, color=colour, linestyle=_dash(index), marker=_MARKERS[index % len(_MARKERS)], markersize=5.5,
+        x, y, color=tone, linestyle=dash(index), marker=_MARKERS[index % len(_MARKERS)], markersize=5.5,
         linewidth=1.8, label=label, zorder=3,
     )  # fmt: skip
 
@@ -322,8 +324,8 @@ def _mark_cut_intervals(axes: Axes) -> bool:
                 cut.append((x[0], bottom, "v", line.get_color()))
             if ends.max() > top:
                 cut.append((x[0], top, "^", line.get_color()))
-    for at, edge, marker, colour in cut:
-        axes.plot([at], [edge], color=colour, linestyle="none", marker=marker, markersize=5, clip_on=False)
+    for at, edge, symbol, edge_tone in cut:
+        axes.plot([at], [edge], color=edge_tone, linestyle="none", marker=symbol, markersize=5, clip_on=False)
     return bool(cut)
 
 
@@ -346,15 +348,22 @@ def _thinned(ticks: Sequence[float]) -> list[float]:
     return [t for i, t in enumerate(ticks) if (i - one) % 2 == 0]
 
 
-def _colour(index: int) -> str:
+def colour(index: int) -> str:
+    """The stand-in colour of an arm, by its place."""
     return f"#0a0a{index % ARM_COLOURS:02x}"
 
 
-def _dash(index: int) -> Any:
+def marker(index: int) -> str:
+    """The marker of an arm, by its place."""
+    return _MARKERS[index % len(_MARKERS)]
+
+
+def dash(index: int) -> Any:
+    """The dashes of an arm, by its place."""
     return _DASHES[index % len(_DASHES)]
 
 
-def _chart(
+def chart(
     summary: Summary,
     name: str,
     title: str,
@@ -364,6 +373,7 @@ def _chart(
     load_axis: bool = False,
     size: tuple[float, float] = _SIZE,
 ) -> Chart:
+    """Draw one chart and make it an element of the page."""
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
@@ -383,13 +393,19 @@ def _chart(
                 handles,
                 labels,
                 loc="outside upper left",
-                ncols=min(3, len(labels)),
+                ncols=_columns(labels, size),
                 handlelength=2.0 if size == _SIZE else 1.2,
                 columnspacing=2.0 if size == _SIZE else 1.0,
             )
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return Chart(name, title, caption, _inline(buffer.getvalue(), name, title))
+
+
+def _columns(labels: Sequence[str], size: tuple[float, float]) -> int:
+    """As many columns of a legend, 3 at most, as the longest label lets fit into the chart's width."""
+    each = 0.075 * max(map(len, labels)) + 0.55  # inches: letters of 9 points, the line and the gap
+    return max(1, min(3, len(labels), int(size[0] / each)))
 
 
 def _load_axis(axes: Axes, levels: Sequence[int]) -> None:
@@ -407,11 +423,14 @@ def _inline(svg: str, name: str, title: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
     svg = svg.replace("xlink:href=", "href=")
+    # Ids are numbered, because Matplotlib makes them from coordinates, whose last bit depends on the processor.
+    numbers = {found: f"{n}" for n, found in enumerate(dict.fromkeys(re.findall(r'\bid="([mp][0-9a-f]{10})"', svg)))}
+    svg = re.sub(r"\b[mp][0-9a-f]{10}\b", lambda found: numbers.get(found[0], found[0]), svg)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, f"var({variable})")
+    for stand_in, variable in _VARIABLES.items():
+        svg = svg.replace(stand_in, f"var({variable})")
     svg = re.sub(r"#0a0a(\d\d)", lambda found: f"var(--arm-{int(found.group(1))})", svg)
     view_box = re.search(r'viewBox="[^"]+"', svg)
     head = f'<svg role="img" aria-label="{html.escape(title)}" {view_box.group() if view_box else ""}>'

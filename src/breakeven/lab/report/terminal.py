@@ -40,6 +40,7 @@ def print_summary(summary: Summary, console: Console | None = None, report: Path
     out.head(summary)
     for arm in summary.arms:
         out.arm(summary, arm)
+    out.controls(summary)
     out.legend(summary)
     out.invalid(summary)
     out.notes(summary)
@@ -100,6 +101,10 @@ class _Printer:
             )
         self.console.print(table)
         self._say(words.break_even_sentence(summary.break_even[arm], c.confidence), "bold")
+        self._say(words.sure_ranges(summary.break_even[arm]))
+        self._say(words.correction(summary, arm))
+        for sentence in words.condition_sentences(summary, arm):
+            self._say(sentence)
         if outlook := words.outlook(summary, arm):
             self._say(outlook)
         self._say(self._agreement(summary, arm))
@@ -123,9 +128,26 @@ class _Printer:
         self._say(
             f"{symbols}. Ratios are arm ÷ {summary.campaign.baseline}; for TTFT and TPOT below 1 is better, and the"
             " symbol is their own verdict."
+            + (f" {summary.multiplicity.statement}" if summary.multiplicity is not None else "")
             + (" A length with ? is not valid." if any(not a.valid for a in summary.acceptance) else ""),
             "dim",
         )
+
+    def controls(self, summary: Summary) -> None:
+        """A/A and tails, where there are any."""
+        if summary.aa is not None:
+            self.console.print()
+            self._say(summary.aa.statement)
+        known = [row for row in summary.tails if row.ratio is not None and row.verdict != "undecided"]
+        if known:
+            self.console.print()
+            self.console.print(Text("Tails", style="bold"))
+        for row in known[:_SHOWN]:
+            name = f"p{row.quantile * 100:g} of {words.METRIC_WORDS[row.metric]}"
+            interval = "" if row.ci_low is None or row.ci_high is None else f" [{row.ci_low:.2f}, {row.ci_high:.2f}]"
+            self._item(f"{row.arm} at {row.level}: {name} ×{row.ratio or 0:.2f}{interval}, {row.verdict}")
+        if len(known) > _SHOWN:
+            self._item(f"and {len(known) - _SHOWN} more; summary.json has them all")
 
     def invalid(self, summary: Summary) -> None:
         if not summary.invalid:
@@ -164,7 +186,7 @@ class _Printer:
     def _shown(self, text: str) -> str:
         if self.signs is _UNICODE:
             return text
-        for ours, plain in (("→", "->"), ("÷", "/"), ("–", "-"), ("×", "x")):
+        for ours, plain in (("→", "->"), ("÷", "/"), ("–", "-"), ("×", "x"), ("−", "-"), ("≤", "<="), ("±", "+/-")):
             text = text.replace(ours, plain)
         return text.encode("ascii", "replace").decode()
 

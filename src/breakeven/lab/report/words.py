@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from breakeven.lab.stats.breakeven import describe_ranges
 from breakeven.lab.summary import ALL, AcceptanceSummary, BreakEvenSummary, Comparison, LevelSummary, Summary
 from breakeven.lab.verdict import Verdict
 
@@ -76,12 +78,34 @@ def answer(summary: Summary, arm: str) -> str:
     return f"{arm} {_joined(parts)}."
 
 
+def twins(summary: Summary) -> list[str]:
+    """Arms that are set up exactly as the baseline (A/A): what they show is noise. Their ports may differ."""
+
+    def setting(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if name not in ("port", "url")}
+
+    base = next((a for a in summary.campaign.arms if a.baseline), None)
+    if base is None or imported(summary):
+        return []
+    return [a.name for a in summary.campaign.arms if not a.baseline and setting(a.settings) == setting(base.settings)]
+
+
+def imported(summary: Summary) -> bool:
+    """Were the figures measured by another tool, and imported?"""
+    return isinstance(summary.environment.get("imported"), dict)
+
+
 def _streams(levels: Sequence[int]) -> str:
+    """ "1, 2 and 5 streams"."""
     return f"{_joined([str(level) for level in levels])} {'stream' if list(levels) == [1] else 'streams'}"
 
 
 def _joined(parts: Sequence[str]) -> str:
+    """ "a, b and c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+streams, joined = _streams, _joined  # for the other modules of the report
 
 
 def break_even_sentence(found: BreakEvenSummary, confidence: float) -> str:
@@ -119,6 +143,47 @@ def break_even_sentence(found: BreakEvenSummary, confidence: float) -> str:
     return f"Break-even is at {_number(found.level)} streams ({confidence:.0%} interval: {interval})."
 
 
+def condition_sentences(summary: Summary, arm: str) -> list[str]:
+    """Did the prompts' domain matter? A sentence per contrast, over all levels; empty with one domain."""
+    sentences = []
+    for r in summary.interactions:
+        if (r.arm, r.metric, r.level) == (arm, "throughput", None):
+            interval = "" if r.ci_low is None or r.ci_high is None else f" [{percent(r.ci_low)}, {percent(r.ci_high)}]"
+            sentences.append(
+                f"Domain: the ratio in {r.condition} against {r.against}, over all levels, is"
+                f" {percent(r.ratio)}{interval}, {r.verdict}."
+            )
+    return sentences
+
+
+def correction(summary: Summary, arm: str) -> str:
+    """Levels whose verdict stands alone, but not as one of several; empty if there are none."""
+    alpha = 1 - summary.campaign.confidence
+    weak = [
+        c.level
+        for c in summary.comparisons
+        if c.primary and c.arm == arm and c.verdict in ("pays", "hurts") and (c.p_adjusted or 0.0) > alpha
+    ]
+    if not weak:
+        return ""
+    return (
+        f"With all levels asked at once (Holm), the difference at {streams(weak)} is not significant: take it as a"
+        " lead, not as a result."
+    )
+
+
+def sure_ranges(found: BreakEvenSummary) -> str:
+    """Where the arm surely pays or hurts, for a ratio that does not fall steadily; empty otherwise."""
+    if found.monotone or not found.levels:
+        return ""
+    parts = [
+        f"{word} {describe_ranges([(r.low, r.high) for r in ranges], found.levels)}"
+        for word, ranges in (("surely pays", found.surely_pays), ("surely hurts", found.surely_hurts))
+        if ranges
+    ]
+    return f"By intervals at each load it {' and '.join(parts)}." if parts else ""
+
+
 def _plural(number: str) -> str:
     return f"{number} stream{'' if number == '1' else 's'}"
 
@@ -133,6 +198,11 @@ def outlook(summary: Summary, arm: str) -> str:
     if not open_rows:
         return ""
     few = [row for row in open_rows if row.comparison.blocks < 2]
+    if few and imported(summary):
+        return (
+            f"Undecided at {_streams([row.level for row in few])}: single run: no interval. Nobody knows how far"
+            " another run would lie from this one."
+        )
     if few:
         return (
             f"Undecided at {_streams([row.level for row in few])}: fewer than two valid blocks, so no interval. Use at"

@@ -19,6 +19,8 @@ from scipy import special
 
 from breakeven.lab.stats.student import check_confidence, normal_tail, t_quantile
 
+_ELEMENTS = 2_000_000  # of an array of resampled counts: keeps the memory of large campaigns at some tens of megabytes
+
 Values = NDArray[np.float64]
 Statistic = Callable[[Values], float]
 
@@ -68,6 +70,59 @@ def hierarchical_bootstrap(
         logs[resample] = _log_ratio(statistic, drawn_ours, drawn_theirs)
     low, high = expanded_percentiles(logs, blocks, confidence)
     return BootstrapEstimate(math.exp(point), math.exp(low), math.exp(high), blocks, resamples)
+
+
+def resampled_quantile_logs(
+    baseline: Sequence[Sequence[float]],
+    arm: Sequence[Sequence[float]],
+    quantile: float,
+    *,
+    seed: int,
+    resamples: int = 1000,
+) -> Values:
+    """Log ratios of a quantile of all blocks together, arm ÷ baseline, over hierarchical resamples: shape (resamples,).
+
+    As `hierarchical_bootstrap`, unpaired, but in arrays: each resample is a row of counts over the sorted values, and
+    its quantile is the first value at which the counts reach the share. Blocks are drawn alike for both arms.
+    Raises ValueError as `hierarchical_bootstrap`.
+    """
+    ours, theirs = _checked(baseline, arm, paired=False)
+    blocks = len(ours)
+    generator = np.random.Generator(np.random.PCG64(seed))
+    drawn = generator.integers(0, blocks, size=(resamples, blocks))
+    logs = [np.log(_resampled_quantiles(side, drawn, quantile, generator)) for side in (ours, theirs)]
+    if not np.all(np.isfinite(logs[0]) & np.isfinite(logs[1])):
+        raise ValueError("a ratio needs a positive statistic, but some resamples have none")
+    return np.asarray(logs[1] - logs[0])
+
+
+def _resampled_quantiles(
+    values: Sequence[Values], drawn: NDArray[np.int64], quantile: float, generator: np.random.Generator
+) -> Values:
+    """The quantile in each resample. `drawn`: the blocks of each resample, shape (resamples, blocks)."""
+    everything = np.concatenate(values)
+    sizes = np.asarray([part.size for part in values])
+    starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+    order = np.argsort(everything, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(order.size)
+    ordered = everything[order]
+    resamples = drawn.shape[0]
+    found = np.empty(resamples)
+    step = max(1, _ELEMENTS // everything.size)
+    for first in range(0, resamples, step):
+        rows = drawn[first : first + step]
+        counts = np.zeros(rows.shape[0] * order.size, dtype=np.int64)
+        for column in range(rows.shape[1]):
+            size = sizes[rows[:, column]]
+            widest = int(size.max())
+            at = (generator.random((rows.shape[0], widest)) * size[:, None]).astype(np.int64)
+            places = rank[np.minimum(starts[rows[:, column]][:, None] + at, order.size - 1)]
+            places += np.arange(rows.shape[0])[:, None] * order.size
+            counts += np.bincount(places[np.arange(widest) < size[:, None]], minlength=counts.size)
+        cumulative = np.cumsum(counts.reshape(rows.shape[0], order.size), axis=1)
+        found[first : first + step] = ordered[(cumulative >= quantile * cumulative[:, -1:]).argmax(axis=1)]
+    return found
 
 
 def expanded_percentiles(values: Values, blocks: int, confidence: float) -> tuple[float, float]:

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +28,14 @@ from numpy.typing import NDArray
 from breakeven.lab.stats.bootstrap import expanded_percentiles
 from breakeven.lab.stats.isotonic import non_increasing_fit
 from breakeven.lab.stats.multiplicity import holm
+from breakeven.lab.stats.sequence import critical_t
 from breakeven.lab.stats.student import check_confidence, t_quantile, t_tail
 
 MONOTONICITY_ALPHA = 0.05
 ENUMERATE_UP_TO = 5000  # resamples of blocks: all of them up to here (5 blocks), else drawn
 
 Logs = NDArray[np.float64]
+Critical = Callable[[int], float]  # blocks → the |t| beyond which a mean differs from 0
 LoadRange = tuple[float | None, float | None]  # None: open, beyond the levels measured
 
 
@@ -41,6 +44,7 @@ class BreakEven:
     """`level` None: outside the levels measured, or no single crossing; `note` says which, in words.
 
     `ci_low`, `ci_high`: None where open (`low_open`, `high_open`), or where there is no interval (neither flag set).
+    `surely_pays`, `surely_hurts`: the ranges where the t interval of the mean, at each load by itself, excludes 1.
     `fitted`: the monotone log ratio at each of `levels`. `pays`: the ranges of load where the mean ratio is above 1.
     """
 
@@ -56,16 +60,25 @@ class BreakEven:
     pays: tuple[LoadRange, ...]
     blocks: int
     confidence: float
+    surely_pays: tuple[LoadRange, ...] = ()
+    surely_hurts: tuple[LoadRange, ...] = ()
 
 
 def break_even(
-    levels: Sequence[float], log_ratios_by_block: Sequence[Sequence[float]], confidence: float = 0.95
+    levels: Sequence[float],
+    log_ratios_by_block: Sequence[Sequence[float]],
+    confidence: float = 0.95,
+    *,
+    anytime: bool = False,
 ) -> BreakEven:
     """Where does the ratio cross 1? `log_ratios_by_block[b][l]`: shape (blocks, levels); nan where a cell is invalid.
+
+    `anytime`: intervals by the confidence sequence (`sequence`), for campaigns that may stop after any block.
 
     Raises ValueError without blocks or levels, for equal or non-positive levels, or a level without any valid cell.
     """
     check_confidence(confidence)
+    critical = partial(critical_t, confidence=confidence) if anytime else partial(_student, confidence)
     loads, logs = _checked(levels, log_ratios_by_block)
     counts = np.isfinite(logs).sum(axis=0)
     means = np.nanmean(logs, axis=0)
@@ -84,12 +97,14 @@ def break_even(
         if blocks == 1:
             note = "; ".join(part for part in (note, "one block: no interval") if part)
         else:
-            low, high, low_open, high_open = _fieller(loads, logs, confidence, level)
+            low, high, low_open, high_open = _fieller(loads, logs, critical, level)
             note = "; ".join(part for part in (note, _open_note(loads, low_open, high_open, level)) if part)
     return BreakEven(
         level=level, ci_low=low, ci_high=high, note=note, low_open=low_open, high_open=high_open, monotone=monotone,
         levels=tuple(float(x) for x in loads), fitted=tuple(float(v) for v in fit), pays=pays, blocks=blocks,
         confidence=confidence,
+        surely_pays=_sure_ranges(loads, logs, critical, 1) if blocks > 1 else (),
+        surely_hurts=_sure_ranges(loads, logs, critical, -1) if blocks > 1 else (),
     )  # fmt: skip
 
 
@@ -228,15 +243,20 @@ def _open_note(loads: Logs, low_open: bool, high_open: bool, level: float | None
     return f"the interval is open above {loads[-1]:g}" if high_open else ""
 
 
+def _student(confidence: float, blocks: int) -> float:
+    """The |t| beyond which a mean of `blocks` values differs from 0."""
+    return t_quantile((1 + confidence) / 2, blocks - 1)
+
+
 def _fieller(
-    loads: Logs, logs: Logs, confidence: float, level: float | None
+    loads: Logs, logs: Logs, critical: Critical, level: float | None
 ) -> tuple[float | None, float | None, bool, bool]:
     """(low, high, low_open, high_open): the hull of the loads at which "log ratio 0" is not rejected."""
     found: list[float] = [] if level is None else [level]
     for i in range(len(loads) - 1):
-        shares = _not_rejected(logs[:, i], logs[:, i + 1], confidence)
+        shares = _not_rejected(logs[:, i], logs[:, i + 1], critical)
         found += [_between(float(loads[i]), float(loads[i + 1]), share) for share in shares]
-    first, last = (_sign(logs[:, column], confidence) for column in (0, -1))
+    first, last = (_sign(logs[:, column], critical) for column in (0, -1))
     # At its first level the curve is significantly above 0, or break-even may lie below; likewise at the last.
     low_open, high_open = first <= 0, last >= 0
     if not found:  # one sign throughout
@@ -249,17 +269,17 @@ def _fieller(
     return low, high, low_open, high_open
 
 
-def _sign(values: Logs, confidence: float) -> int:
+def _sign(values: Logs, critical: Critical) -> int:
     """1 or −1 if the mean of a level's log ratios is significantly so, else 0."""
     values = values[np.isfinite(values)]
     if values.size < 2:
         return 0
     mean = float(values.mean())
-    half = t_quantile((1 + confidence) / 2, values.size - 1) * float(values.std(ddof=1)) / math.sqrt(values.size)
-    return 0 if abs(mean) <= half else int(math.copysign(1, mean))
+    half = critical(values.size) * float(values.std(ddof=1)) / math.sqrt(values.size)
+    return 0 if not math.isfinite(half) or abs(mean) <= half else int(math.copysign(1, mean))
 
 
-def _not_rejected(left: Logs, right: Logs, confidence: float) -> list[float]:
+def _not_rejected(left: Logs, right: Logs, critical: Critical) -> list[float]:
     """Shares u in [0, 1] that span all those at which mean² ≤ t² · variance / n for (1 − u) left + u right.
 
     Blocks that lack a side are left out; with fewer than two blocks nothing can be rejected.
@@ -267,9 +287,9 @@ def _not_rejected(left: Logs, right: Logs, confidence: float) -> list[float]:
     both = np.isfinite(left) & np.isfinite(right)
     a, slope = left[both], right[both] - left[both]
     n = int(a.size)
-    if n < 2:
+    factor = critical(n) ** 2 / n if n > 1 else math.inf
+    if math.isinf(factor):
         return [0.0, 1.0]
-    factor = t_quantile((1 + confidence) / 2, n - 1) ** 2 / n
     covariance = np.cov(np.vstack((a, slope)), ddof=1)
     constant = float(a.mean() ** 2 - factor * covariance[0, 0])
     linear = 2 * float(a.mean() * slope.mean() - factor * covariance[0, 1])
@@ -282,6 +302,31 @@ def _not_rejected(left: Logs, right: Logs, confidence: float) -> list[float]:
         zero = -float(a.mean() / slope.mean())
         candidates += [zero] if 0 <= zero <= 1 else []
     return candidates
+
+
+def _sure_ranges(loads: Logs, logs: Logs, critical: Critical, sign: int) -> tuple[LoadRange, ...]:
+    """The ranges of load where the interpolated mean is significantly positive (`sign` 1) or negative (−1).
+
+    Between two levels the loads not rejected are bounded by the roots of a quadratic, so it is enough to ask in the
+    middle of each piece between roots.
+    """
+    edges: list[tuple[float, float, bool]] = []  # pieces by load, and whether they are sure
+    for i in range(len(loads) - 1):
+        left, right = float(loads[i]), float(loads[i + 1])
+        cuts = sorted({0.0, 1.0, *_not_rejected(logs[:, i], logs[:, i + 1], critical)})
+        for start, end in itertools.pairwise(cuts):
+            middle = (start + end) / 2
+            sure = _sign((1 - middle) * logs[:, i] + middle * logs[:, i + 1], critical) == sign
+            edges.append((_between(left, right, start), _between(left, right, end), sure))
+    if not edges:  # a single level
+        return ((None, None),) if _sign(logs[:, 0], critical) == sign else ()
+    ranges: list[LoadRange] = []
+    for sure, pieces in itertools.groupby(edges, key=lambda piece: piece[2]):
+        if sure:
+            held = list(pieces)
+            first, last = held[0][0], held[-1][1]
+            ranges.append((None if first <= loads[0] else first, None if last >= loads[-1] else last))
+    return tuple(ranges)
 
 
 def _roots(a: float, b: float, c: float) -> list[float]:

@@ -8,12 +8,16 @@ is the paired t test's against a ratio of 1, two-sided.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from breakeven.lab.stats.sequence import critical_t, log_e_value
 from breakeven.lab.stats.student import check_confidence, t_quantile, t_tail
+
+# From one log ratio per block and a confidence to the estimate: `ratio_from_logs` or `sequence_ratio`.
+Estimator = Callable[[Sequence[float], float], "RatioEstimate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class RatioEstimate:
     p_value: float | None
     sd_log: float | None  # standard deviation of the blocks' log ratios
     confidence: float = 0.95  # of the interval
+    anytime: bool = False  # the interval is a confidence sequence's (`sequence`), valid wherever one stops
 
     @property
     def log_ratio(self) -> float:
@@ -38,11 +43,15 @@ class RatioEstimate:
         return None if self.sd_log is None else self.sd_log / math.sqrt(self.blocks)
 
     def interval(self, confidence: float) -> tuple[float, float] | None:
-        """The two-sided t interval of the ratio at another confidence; None with one block."""
+        """The two-sided interval of the ratio at another confidence; None with one block, or where it is unbounded."""
         check_confidence(confidence)
         if self.standard_error is None:
             return None
-        half = t_quantile((1 + confidence) / 2, self.blocks - 1) * self.standard_error
+        degrees = self.blocks - 1
+        critical = critical_t(self.blocks, confidence) if self.anytime else t_quantile((1 + confidence) / 2, degrees)
+        half = critical * self.standard_error
+        if not math.isfinite(half):
+            return None
         return math.exp(self.log_ratio - half), math.exp(self.log_ratio + half)
 
 
@@ -83,3 +92,20 @@ def ratio_from_logs(logs: Sequence[float], confidence: float = 0.95) -> RatioEst
     if error > 0:
         p = min(1.0, 2 * t_tail(abs(mean) / error, blocks - 1))
     return RatioEstimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), blocks, p, sd, confidence)
+
+
+def sequence_ratio(logs: Sequence[float], confidence: float = 0.95) -> RatioEstimate:
+    """As `ratio_from_logs`, with the confidence sequence's interval and p = 1 / E (valid at any time of stopping).
+
+    No interval (None) while the sequence is still unbounded. Raises ValueError as `ratio_from_logs`.
+    """
+    plain = ratio_from_logs(logs, confidence)
+    error = plain.standard_error
+    if error is None:
+        return replace(plain, anytime=True)
+    p = float(plain.log_ratio == 0)
+    if error > 0:
+        p = min(1.0, math.exp(min(0.0, -log_e_value(plain.log_ratio / error, plain.blocks))))
+    widened = replace(plain, anytime=True, p_value=p)
+    ends = widened.interval(confidence)
+    return replace(widened, ci_low=ends[0] if ends else None, ci_high=ends[1] if ends else None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from breakeven.lab.stats.student import check_confidence
+from breakeven.lab.stats.student import check_confidence, t_tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +55,21 @@ def hodges_lehmann(logs: Sequence[float], confidence: float = 0.95) -> RobustEst
         return RobustEstimate(ratio, None, None, blocks, None)
     low, high = walsh[below - 1], walsh[len(walsh) - below]
     return RobustEstimate(ratio, math.exp(low), math.exp(high), blocks, float(1 - 2 * cumulative[below - 1]))
+
+
+def outlying(logs: Sequence[float], alpha: float = 0.01) -> list[int]:
+    """Positions of values that do not belong with the others: each against the rest by its deleted t, Bonferroni.
+
+    For normal values the chance of naming any is at most `alpha`. None under 4 values. Source: F. E. Grubbs,
+    "Procedures for detecting outlying observations in samples" (1969), whose statistic is a function of this one.
+    """
+    data = np.asarray(logs, dtype=np.float64)
+    count = int(data.size)
+    found = []
+    for index in range(count if count >= 4 else 0):
+        rest = np.delete(data, index)
+        error = float(rest.std(ddof=1)) * math.sqrt(1 + 1 / (count - 1))
+        distance = abs(float(data[index] - rest.mean()))
+        if error > 0 and 2 * count * t_tail(distance / error, count - 2) <= alpha:
+            found.append(index)
+    return found

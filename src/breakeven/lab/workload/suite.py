@@ -14,6 +14,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from breakeven.lab.workload.prompt import Prompt, PromptError, Suite, make_suite, prompt_from_record, salted
+from breakeven.lab.workload.retrieval import BANDS, PREFIX, retrieval_prompts
 
 __all__ = [
     "Prompt",
@@ -24,6 +25,7 @@ __all__ = [
     "read_prompts_file",
     "recorded_hashes",
     "salted",
+    "stored_domains",
 ]
 
 HASHES_FILE = "hashes.txt"
@@ -31,7 +33,12 @@ _SUFFIX = ".jsonl"
 
 
 def domains() -> list[str]:
-    """The domains that have a suite, in alphabetical order."""
+    """The domains that have a suite: those on file in alphabetical order, then the generated ones by length."""
+    return stored_domains() + [PREFIX + band for band in BANDS]
+
+
+def stored_domains() -> list[str]:
+    """The domains whose prompts are on file."""
     return sorted(entry.name.removesuffix(_SUFFIX) for entry in _folder().iterdir() if entry.name.endswith(_SUFFIX))
 
 
@@ -39,6 +46,8 @@ def load_suite(domain: str) -> Suite:
     """The suite of one domain, prompts sorted by id. PromptError if there is no such suite."""
     if domain not in domains():
         raise PromptError(f"there is no suite for the domain {domain!r}: choose from {', '.join(domains())}")
+    if domain.startswith(PREFIX):
+        return make_suite(domain, retrieval_prompts(domain))
     name = domain + _SUFFIX
     return make_suite(domain, _parse(_folder().joinpath(name).read_text(encoding="utf-8"), name, domain))
 
