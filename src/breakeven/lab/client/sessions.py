@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from breakeven.lab.client.generator import STREAM_SPACING_NS, ClosedLoop
+from breakeven.lab.client.generator import ClosedLoop
 from breakeven.lab.client.parse import parse_exchange
 from breakeven.lab.client.types import Endpoint, LoadResult, RequestResult, RequestSpec
 
@@ -99,9 +99,6 @@ class _SessionLoop(ClosedLoop):
         self._waiting = iter(sessions)
         self._under_way: dict[int, _Dialogue] = {}
         self._body = body
-
-    def _plan(self, start_ns: int) -> None:
-        self._ready.extend((stream, start_ns + stream * STREAM_SPACING_NS, None) for stream in self._streams)
 
     def _take(self, planned: int, intended_ns: int) -> tuple[int, int] | None:
         dialogue = self._under_way.get(planned)
