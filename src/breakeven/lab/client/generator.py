@@ -224,8 +224,32 @@ class _Loop:
     # The run
 
     def prepare(self) -> None:
-        """Opens the connections; then `run` may begin at once."""
-        self._connect_ahead()
+        """Opens one connection a stream; then `run` may begin at once. One that fails is tried again by its request."""
+        try:
+            self._addresses = resolve(self._target)
+        except OSError as problem:
+            self._unresolved = str(problem)
+            return
+        give_up = monotonic() + min(PREPARE_S, self._timeout_s)
+        wanted = iter(self._streams)
+        more = True
+        while True:
+            for _ in range(STARTS_PER_POLL):
+                stream = next(wanted, None)
+                if stream is None:
+                    more = False
+                    break
+                self._open(stream, None, self._good_address)
+            opening = [c for c in self._connections.values() if c.phase in (Phase.CONNECTING, Phase.HANDSHAKE)]
+            remaining = give_up - monotonic()
+            if remaining <= 0:
+                for connection in opening:
+                    self._drop(connection)
+                return
+            if not opening and not more:
+                return
+            for fd, mask in self._poller.poll(0 if more else min(remaining, 1.0)):
+                self._event(fd, mask)
 
     def _plan(self, start_ns: int) -> None:
         """Fills `_ready` with what is to begin when, in order."""
@@ -269,34 +293,6 @@ class _Loop:
         for connection in list(self._connections.values()):
             self._drop(connection)
         self._poller.close()
-
-    def _connect_ahead(self) -> None:
-        """Opens one connection a stream before the clock starts. One that fails is tried again by its request."""
-        try:
-            self._addresses = resolve(self._target)
-        except OSError as problem:
-            self._unresolved = str(problem)
-            return
-        give_up = monotonic() + min(PREPARE_S, self._timeout_s)
-        wanted = iter(self._streams)
-        more = True
-        while True:
-            for _ in range(STARTS_PER_POLL):
-                stream = next(wanted, None)
-                if stream is None:
-                    more = False
-                    break
-                self._open(stream, None, self._good_address)
-            opening = [c for c in self._connections.values() if c.phase in (Phase.CONNECTING, Phase.HANDSHAKE)]
-            remaining = give_up - monotonic()
-            if remaining <= 0:
-                for connection in opening:
-                    self._drop(connection)
-                return
-            if not opening and not more:
-                return
-            for fd, mask in self._poller.poll(0 if more else min(remaining, 1.0)):
-                self._event(fd, mask)
 
     def _measure(
         self,
