@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 
@@ -65,12 +65,10 @@ def page(summary: Summary) -> str:
 
 def _context(summary: Summary) -> dict[str, Any]:
     campaign = summary.campaign
-    metrics = ("ttft", "latency")
+    metrics: tuple[Literal["ttft", "latency"], ...] = ("ttft", "latency")
     distributions = {
         metric: [
-            chart
-            for level in campaign.levels
-            if (chart := plots.distribution(summary, "ttft" if metric == "ttft" else "latency", level)) is not None
+            chart for level in campaign.levels if (chart := plots.distribution(summary, metric, level)) is not None
         ]
         for metric in metrics
     }
