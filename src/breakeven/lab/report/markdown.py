@@ -7,7 +7,6 @@ import re
 from breakeven.lab.report import policy, words
 from breakeven.lab.summary import ALL, Comparison, Summary
 
-_SIGNS = {"pays": "▲ pays", "hurts": "▼ hurts", "equivalent": "≈ equivalent", "undecided": "~ undecided"}
 _SHOWN = 10
 
 
@@ -37,7 +36,7 @@ def markdown(summary: Summary) -> str:
             accepted = row.acceptance.length.value if row.acceptance else None
             lines.append(
                 f"| {row.level} | {words.rate(row.baseline)} | {words.rate(row.arm)} | {_ratio(row.comparison)}"
-                f" | {_SIGNS[row.comparison.verdict]} | {'–' if accepted is None else f'{accepted:.2f}'}"
+                f" | {_verdict(row.comparison)} | {'–' if accepted is None else f'{accepted:.2f}'}"
                 f" | {_time(row.ttft)} | {_time(row.tpot)} |"
             )
         lines.append("")
@@ -82,6 +81,10 @@ def _number(c: Comparison) -> str:
     return "–" if c.ratio is None else f"{c.ratio:.2f}"
 
 
+def _verdict(c: Comparison) -> str:
+    return f"{words.SIGNS[c.verdict]} {c.verdict}"
+
+
 def _ratio(c: Comparison) -> str:
     if c.ratio is None:
         return "–"
@@ -91,4 +94,4 @@ def _ratio(c: Comparison) -> str:
 
 
 def _time(c: Comparison | None) -> str:
-    return "–" if c is None or c.ratio is None else f"{c.ratio:.2f} {_SIGNS[c.verdict]}"
+    return "–" if c is None or c.ratio is None else f"{c.ratio:.2f} {_verdict(c)}"

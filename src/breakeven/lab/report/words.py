@@ -11,6 +11,7 @@ from breakeven.lab.summary import ALL, AcceptanceSummary, BreakEvenSummary, Comp
 from breakeven.lab.verdict import Verdict
 
 _MANY_BLOCKS = 200  # beyond, the number says only: not in practice
+SIGNS: Mapping[Verdict, str] = {"pays": "▲", "hurts": "▼", "equivalent": "≈", "undecided": "~"}
 METRIC_WORDS = {"throughput": "throughput", "ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
