@@ -58,15 +58,6 @@ class Whole:
         return count if isinstance(count, int) else None
 
     @property
-    def text(self) -> str:
-        choices = self.message.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else {}
-        text = choice.get("text")
-        if text is None:
-            text = (choice.get("message") or {}).get("content")
-        return text if isinstance(text, str) else ""
-
-    @property
     def prompt_ids(self) -> list[int] | None:
         """The prompt's token ids, where the server sends them (return_token_ids)."""
         choices = self.message.get("choices")
