@@ -83,11 +83,7 @@ def run_closed_loop(
         if spec.offset_s is not None:
             raise ValueError(f"request {spec.request_id!r} has a planned send time, which a closed loop cannot keep")
     loop = ClosedLoop(endpoint, requests, range(min(concurrency, max(1, len(requests)))), timeout_s)
-    try:
-        loop.prepare()
-        return loop.run(None, deadline_s, on_progress, should_stop)
-    finally:
-        loop.close()
+    return loop.run_alone(deadline_s, on_progress, should_stop)
 
 
 def run_open_loop(
@@ -115,11 +111,7 @@ def run_open_loop(
     if connections < 0:
         raise ValueError(f"connections must not be negative, and is {connections}")
     loop = OpenLoop(endpoint, requests, min(connections, len(requests)), timeout_s)
-    try:
-        loop.prepare()
-        return loop.run(None, deadline_s, on_progress, should_stop)
-    finally:
-        loop.close()
+    return loop.run_alone(deadline_s, on_progress, should_stop)
 
 
 class _Exchange:
@@ -262,6 +254,19 @@ class _Loop:
     def _freed(self, stream: int, end_ns: int) -> None:
         """A stream's request has ended."""
         raise NotImplementedError
+
+    def run_alone(
+        self,
+        deadline_s: float | None,
+        on_progress: Callable[[int, int], None] | None,
+        should_stop: Callable[[], bool] | None,
+    ) -> LoadResult:
+        """Prepares, measures and closes, in this process alone."""
+        try:
+            self.prepare()
+            return self.run(None, deadline_s, on_progress, should_stop)
+        finally:
+            self.close()
 
     def run(
         self,

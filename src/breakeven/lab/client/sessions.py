@@ -63,11 +63,7 @@ def run_sessions(
     if concurrency < 1 or timeout_s <= 0:
         raise ValueError(f"concurrency ({concurrency}) must be at least 1, and timeout_s ({timeout_s}) positive")
     loop = _SessionLoop(endpoint, sessions, min(concurrency, max(1, len(sessions))), timeout_s, body)
-    try:
-        loop.prepare()
-        return loop.run(None, deadline_s, on_progress, should_stop)
-    finally:
-        loop.close()
+    return loop.run_alone(deadline_s, on_progress, should_stop)
 
 
 def by_turn(results: Iterable[RequestResult]) -> dict[int, list[RequestResult]]:
