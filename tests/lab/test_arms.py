@@ -21,7 +21,7 @@ from run_helpers import QUICK, mock_arm
 
 from breakeven.lab.arms import Probe, ResetError, StartError, make_arm
 from breakeven.lab.arms.embedded import serve_command
-from breakeven.lab.arms.http import base_url
+from breakeven.lab.arms.http import base_url, control_client
 from breakeven.lab.arms.process import ServerProcess, free_port, kill_leftover, port_is_free
 from breakeven.lab.arms.prometheus import impossible, rise, samples, speculation_series
 from breakeven.lab.campaign import AttachArm, CommandArm, EmbeddedArm, Speculation
@@ -225,6 +225,25 @@ def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
         with pytest.raises(StartError, match=r"port \d+ is in use by another program"):
             arm.start(tmp_path / "log")
         assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize(
+    ("urls", "verified"),
+    [
+        (("http://host", None, None), False),
+        (("https://host", None, None), True),
+        (("HTTPS://host", None, None), True),
+        (("http://host", None, "https://metrics"), True),
+    ],
+)
+def test_certificates_are_checked_wherever_one_of_the_urls_is_secure(
+    urls: tuple[str | None, ...], verified: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr("breakeven.lab.arms.http.httpx.Client", lambda **options: asked.append(options["verify"]))
+    control_client({}, True, urls)
+    control_client({}, False, urls)
+    assert asked == [verified, False]
 
 
 def test_a_missing_key_is_told_by_the_variables_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,15 +53,22 @@ def authorised(headers: Mapping[str, str], api_key_env: str | None, arm: str) ->
     return {**headers, "Authorization": f"Bearer {key}"}
 
 
+def control_client(headers: Mapping[str, str], verify_tls: bool, urls: Iterable[str | None]) -> httpx.Client:
+    """Asks a server for all but measured requests. `urls`: those it may ask. ValueError or TypeError for a header."""
+    plain = all(url is None or url.lower().startswith("http:") for url in urls)  # loading certificates takes its time
+    return httpx.Client(
+        headers=dict(headers), verify=verify_tls and not plain, timeout=_CONTROL_TIMEOUT_S, trust_env=False
+    )
+
+
 class HttpServer:
     """Readiness, reset and counters of one server. `still_there` raises once there is no point in waiting."""
 
     def __init__(self, arm: str, options: HttpOptions) -> None:
         self._arm = arm
         self.options = options
-        self._client = httpx.Client(
-            headers=dict(options.headers), verify=options.verify_tls, timeout=_CONTROL_TIMEOUT_S, trust_env=False
-        )
+        urls = (options.base_url, options.health_url, options.reset_url, options.metrics_url)
+        self._client = control_client(options.headers, options.verify_tls, urls)
 
     def close(self) -> None:
         self._client.close()

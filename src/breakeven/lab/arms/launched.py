@@ -16,7 +16,7 @@ PORT = "{port}"
 class LaunchedArm(HttpArm):
     """A command line with {port} in it, and the server that it starts.
 
-    `paths` and `options.…_url` beginning with a slash are taken from the server's own address.
+    URLs among the options that begin with a slash are taken from the server's own address.
     """
 
     def __init__(

@@ -83,11 +83,7 @@ def run_closed_loop(
         if spec.offset_s is not None:
             raise ValueError(f"request {spec.request_id!r} has a planned send time, which a closed loop cannot keep")
     loop = ClosedLoop(endpoint, requests, range(min(concurrency, max(1, len(requests)))), timeout_s)
-    try:
-        loop.prepare()
-        return loop.run(None, deadline_s, on_progress, should_stop)
-    finally:
-        loop.close()
+    return loop.run_alone(deadline_s, on_progress, should_stop)
 
 
 def run_open_loop(
@@ -115,11 +111,7 @@ def run_open_loop(
     if connections < 0:
         raise ValueError(f"connections must not be negative, and is {connections}")
     loop = OpenLoop(endpoint, requests, min(connections, len(requests)), timeout_s)
-    try:
-        loop.prepare()
-        return loop.run(None, deadline_s, on_progress, should_stop)
-    finally:
-        loop.close()
+    return loop.run_alone(deadline_s, on_progress, should_stop)
 
 
 class _Exchange:
@@ -224,8 +216,32 @@ class _Loop:
     # The run
 
     def prepare(self) -> None:
-        """Opens the connections; then `run` may begin at once."""
-        self._connect_ahead()
+        """Opens one connection a stream; then `run` may begin at once. One that fails is tried again by its request."""
+        try:
+            self._addresses = resolve(self._target)
+        except OSError as problem:
+            self._unresolved = str(problem)
+            return
+        give_up = monotonic() + min(PREPARE_S, self._timeout_s)
+        wanted = iter(self._streams)
+        more = True
+        while True:
+            for _ in range(STARTS_PER_POLL):
+                stream = next(wanted, None)
+                if stream is None:
+                    more = False
+                    break
+                self._open(stream, None, self._good_address)
+            opening = [c for c in self._connections.values() if c.phase in (Phase.CONNECTING, Phase.HANDSHAKE)]
+            remaining = give_up - monotonic()
+            if remaining <= 0:
+                for connection in opening:
+                    self._drop(connection)
+                return
+            if not opening and not more:
+                return
+            for fd, mask in self._poller.poll(0 if more else min(remaining, 1.0)):
+                self._event(fd, mask)
 
     def _plan(self, start_ns: int) -> None:
         """Fills `_ready` with what is to begin when, in order."""
@@ -238,6 +254,19 @@ class _Loop:
     def _freed(self, stream: int, end_ns: int) -> None:
         """A stream's request has ended."""
         raise NotImplementedError
+
+    def run_alone(
+        self,
+        deadline_s: float | None,
+        on_progress: Callable[[int, int], None] | None,
+        should_stop: Callable[[], bool] | None,
+    ) -> LoadResult:
+        """Prepares, measures and closes, in this process alone."""
+        try:
+            self.prepare()
+            return self.run(None, deadline_s, on_progress, should_stop)
+        finally:
+            self.close()
 
     def run(
         self,
@@ -269,34 +298,6 @@ class _Loop:
         for connection in list(self._connections.values()):
             self._drop(connection)
         self._poller.close()
-
-    def _connect_ahead(self) -> None:
-        """Opens one connection a stream before the clock starts. One that fails is tried again by its request."""
-        try:
-            self._addresses = resolve(self._target)
-        except OSError as problem:
-            self._unresolved = str(problem)
-            return
-        give_up = monotonic() + min(PREPARE_S, self._timeout_s)
-        wanted = iter(self._streams)
-        more = True
-        while True:
-            for _ in range(STARTS_PER_POLL):
-                stream = next(wanted, None)
-                if stream is None:
-                    more = False
-                    break
-                self._open(stream, None, self._good_address)
-            opening = [c for c in self._connections.values() if c.phase in (Phase.CONNECTING, Phase.HANDSHAKE)]
-            remaining = give_up - monotonic()
-            if remaining <= 0:
-                for connection in opening:
-                    self._drop(connection)
-                return
-            if not opening and not more:
-                return
-            for fd, mask in self._poller.poll(0 if more else min(remaining, 1.0)):
-                self._event(fd, mask)
 
     def _measure(
         self,

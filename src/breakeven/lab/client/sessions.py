@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from breakeven.lab.client.generator import STREAM_SPACING_NS, ClosedLoop
+from breakeven.lab.client.generator import ClosedLoop
 from breakeven.lab.client.parse import parse_exchange
 from breakeven.lab.client.types import Endpoint, LoadResult, RequestResult, RequestSpec
 
@@ -63,11 +63,7 @@ def run_sessions(
     if concurrency < 1 or timeout_s <= 0:
         raise ValueError(f"concurrency ({concurrency}) must be at least 1, and timeout_s ({timeout_s}) positive")
     loop = _SessionLoop(endpoint, sessions, min(concurrency, max(1, len(sessions))), timeout_s, body)
-    try:
-        loop.prepare()
-        return loop.run(None, deadline_s, on_progress, should_stop)
-    finally:
-        loop.close()
+    return loop.run_alone(deadline_s, on_progress, should_stop)
 
 
 def by_turn(results: Iterable[RequestResult]) -> dict[int, list[RequestResult]]:
@@ -99,9 +95,6 @@ class _SessionLoop(ClosedLoop):
         self._waiting = iter(sessions)
         self._under_way: dict[int, _Dialogue] = {}
         self._body = body
-
-    def _plan(self, start_ns: int) -> None:
-        self._ready.extend((stream, start_ns + stream * STREAM_SPACING_NS, None) for stream in self._streams)
 
     def _take(self, planned: int, intended_ns: int) -> tuple[int, int] | None:
         dialogue = self._under_way.get(planned)

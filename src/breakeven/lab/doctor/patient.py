@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from breakeven.lab.arms.http import base_url
+from breakeven.lab.arms.http import base_url, control_client
 from breakeven.lab.arms.prometheus import Series, speculation_series
 from breakeven.lab.client.generator import run_closed_loop
 from breakeven.lab.client.parse import parse_exchange
@@ -20,7 +20,6 @@ from breakeven.lab.client.types import Endpoint, RequestResult, RequestSpec
 
 ANSWER_TOKENS = 24
 QUESTION = "Write a short story about a lighthouse keeper who finds a strange machine."
-_CONTROL_TIMEOUT_S = 10.0
 _SETTLE_S = 0.1  # some servers raise their counters after the last token
 
 
@@ -59,15 +58,6 @@ class Whole:
         return count if isinstance(count, int) else None
 
     @property
-    def text(self) -> str:
-        choices = self.message.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else {}
-        text = choice.get("text")
-        if text is None:
-            text = (choice.get("message") or {}).get("content")
-        return text if isinstance(text, str) else ""
-
-    @property
     def prompt_ids(self) -> list[int] | None:
         """The prompt's token ids, where the server sends them (return_token_ids)."""
         choices = self.message.get("choices")
@@ -87,8 +77,7 @@ class Patient:
         self.url = base_url(options.url)
         headers = {"Content-Type": "application/json", **options.headers}
         try:
-            verify = options.verify_tls and self.url.startswith("https")  # loading certificates takes its time
-            self._http = httpx.Client(headers=headers, verify=verify, trust_env=False)
+            self._http = control_client(headers, options.verify_tls, (self.url, options.reset_url, options.metrics_url))
         except (ValueError, TypeError) as problem:
             raise UnreachableError(f"a header cannot be sent: {problem}") from None
         self._asked = 0
@@ -111,7 +100,7 @@ class Patient:
     def _find_models(self) -> Mapping[str, Mapping[str, Any]]:
         url = self.url + "/v1/models"
         try:
-            answer = self._http.get(url, timeout=_CONTROL_TIMEOUT_S)
+            answer = self._http.get(url)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as problem:
             raise UnreachableError(
                 f"{url} does not answer ({str(problem) or type(problem).__name__}): is the server running, and is this "
@@ -174,14 +163,14 @@ class Patient:
     def get(self, path: str) -> httpx.Response | None:
         """GET; None if nothing answers."""
         try:
-            return self._http.get(path if "://" in path else self.url + path, timeout=_CONTROL_TIMEOUT_S)
+            return self._http.get(path if "://" in path else self.url + path)
         except (httpx.HTTPError, httpx.InvalidURL):
             return None
 
     def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
         """The token ids of a prompt by the server's own /tokenize; None if it has no such route."""
         try:
-            answer = self._http.post(self.url + "/tokenize", json=dict(body), timeout=_CONTROL_TIMEOUT_S)
+            answer = self._http.post(self.url + "/tokenize", json=dict(body))
             ids = answer.json().get("tokens") if answer.status_code == 200 else None
         except (httpx.HTTPError, ValueError, AttributeError):
             return None
@@ -190,9 +179,7 @@ class Patient:
     def reset(self) -> httpx.Response | None:
         """POST to the route that empties the prefix cache; None if nothing answers."""
         try:
-            return self._http.post(
-                self.options.reset_url or self.url + "/reset_prefix_cache", timeout=_CONTROL_TIMEOUT_S
-            )
+            return self._http.post(self.options.reset_url or self.url + "/reset_prefix_cache")
         except (httpx.HTTPError, httpx.InvalidURL):
             return None
 

@@ -90,8 +90,8 @@ def _records(document: Document) -> ImportedRun:
         )
     if not requests:
         raise document.problem("no request of the phase 'profiling'")
-    level, notes = _configured(document.beside or {}) or level_in_name(document), ()
-    note: tuple[str, ...] = notes
+    level = _configured(document.beside or {}) or level_in_name(document)
+    note: tuple[str, ...] = ()
     if not level:
         level = most_at_once(requests)
         note = (f"the level is not in the file: taken as {level}, the most requests at once",)

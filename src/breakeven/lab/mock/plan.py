@@ -174,7 +174,7 @@ def build_plan(script: MockScript, shape: RequestShape) -> Plan:
             counts, limited = chunk_tokens(replace(script, chunks=shape.max_tokens), shape.max_tokens)[0], True
     elif turn.refusal:
         body = _dump({"error": {"message": turn.refusal, "type": "invalid_request_error", "code": 400}})
-        return _whole(script, version, 400, body, Ending.FINISHED, (), 0, {})
+        return _whole(script, version, 400, body, (), 0, {})
     else:
         endless = replace(script, chunks=max(1, len(turn.words)))
         counts, limited = chunk_tokens(endless, len(turn.words))[0] if turn.words else [], turn.limited
@@ -182,7 +182,7 @@ def build_plan(script: MockScript, shape: RequestShape) -> Plan:
     counters = speculation_counters(script, counts)
     if script.http_status != 200:
         body = _dump({"error": {"message": "the mock was told to fail", "type": "mock", "code": script.http_status}})
-        return _whole(script, version, script.http_status, body, Ending.FINISHED, (), 0, {})
+        return _whole(script, version, script.http_status, body, (), 0, {})
     if not shape.stream:
         return _not_streamed(script, builder, version, counts, finish, counters)
 
@@ -268,7 +268,7 @@ def _not_streamed(
         message["usage"] = builder.usage(completed)
     if script.report_speculation:
         message["metrics"] = {"speculative_decoding": counters}
-    return _whole(script, version, 200, _dump(message), Ending.FINISHED, tuple(texts), completed, counters)
+    return _whole(script, version, 200, _dump(message), tuple(texts), completed, counters)
 
 
 def _whole(
@@ -276,7 +276,6 @@ def _whole(
     version: str,
     status: int,
     body: bytes,
-    ending: Ending,
     texts: tuple[str, ...],
     tokens: int,
     counters: dict[str, int],
@@ -286,7 +285,7 @@ def _whole(
         headers.append("Connection: close")
     pieces, gaps, piece_tokens = _split(script, [body], 0, [tokens])
     keep = script.closing == "keep" and version == "1.1"
-    return Plan(_head(headers), tuple(pieces), tuple(gaps), tuple(piece_tokens), ending, keep, texts, counters)
+    return Plan(_head(headers), tuple(pieces), tuple(gaps), tuple(piece_tokens), Ending.FINISHED, keep, texts, counters)
 
 
 def _head(lines: list[str]) -> bytes:

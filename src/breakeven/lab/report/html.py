@@ -6,14 +6,13 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 
 from breakeven.lab.report import cell_plots, plots, policy, words
 from breakeven.lab.summary import ALL, BreakEvenSummary, Comparison, Summary
 
-SIGNS = {"pays": "▲", "hurts": "▼", "equivalent": "≈", "undecided": "~"}
 _OPTIONAL = ("interactions", "main_effects", "tails", "multiplicity", "aa", "sentinel")
 _SEPARATE = ("commands", "invocation")  # shown as command lines, not in the table of facts
 
@@ -58,19 +57,17 @@ def page(summary: Summary) -> str:
         "ratio": lambda value: "–" if value is None else f"{value:.3f}",
         "decimals": lambda value: "–" if value is None else f"{value:.2f}",
         "p": _p,
-        "sign": lambda verdict: SIGNS[verdict],
+        "sign": lambda verdict: words.SIGNS[verdict],
     }
     return environment.get_template("report.html.j2").render(**_context(summary))
 
 
 def _context(summary: Summary) -> dict[str, Any]:
     campaign = summary.campaign
-    metrics = ("ttft", "latency")
+    metrics: tuple[Literal["ttft", "latency"], ...] = ("ttft", "latency")
     distributions = {
         metric: [
-            chart
-            for level in campaign.levels
-            if (chart := plots.distribution(summary, "ttft" if metric == "ttft" else "latency", level)) is not None
+            chart for level in campaign.levels if (chart := plots.distribution(summary, metric, level)) is not None
         ]
         for metric in metrics
     }
@@ -82,7 +79,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "summary": summary,
         "campaign": campaign,
         "run": summary.run,
-        "signs": SIGNS,
+        "signs": words.SIGNS,
         "warning": words.warning(summary),
         "arms": [_arm(summary, arm) for arm in summary.arms],
         "extra": _extra(summary),

@@ -7,29 +7,28 @@ import re
 from breakeven.lab.report import policy, words
 from breakeven.lab.summary import ALL, Comparison, Summary
 
-_SIGNS = {"pays": "▲ pays", "hurts": "▼ hurts", "equivalent": "≈ equivalent", "undecided": "~ undecided"}
 _SHOWN = 10
 
 
 def markdown(summary: Summary) -> str:
     """The same summary gives the same text."""
     c = summary.campaign
-    lines = [f"## breakeven: {_plain(summary.run.name)}", ""]
+    lines = [f"## breakeven: {plain(summary.run.name)}", ""]
     if warning := words.warning(summary):
-        lines += [f"> **{_plain(warning)}**", ""]
+        lines += [f"> **{plain(warning)}**", ""]
     if words.imported(summary):
         lines += [
-            f"> Imported from {_plain(', '.join(summary.environment['imported']['tools']))}: not measured here.",
+            f"> Imported from {plain(', '.join(summary.environment['imported']['tools']))}: not measured here.",
             "",
         ]
     chosen = policy.sentence(summary, policy.choices(summary))
-    lines += [f"**{_plain(chosen)}**", ""]
+    lines += [f"**{plain(chosen)}**", ""]
     for arm in summary.arms:
         lines += [
-            f"**{_plain(words.answer(summary, arm))}** "
-            f"{_plain(words.break_even_sentence(summary.break_even[arm], c.confidence))}",
+            f"**{plain(words.answer(summary, arm))}** "
+            f"{plain(words.break_even_sentence(summary.break_even[arm], c.confidence))}",
             "",
-            f"| streams | {_plain(c.baseline)} tok/s | {_plain(arm)} tok/s | ratio [{c.confidence * 100:g}%] | verdict"
+            f"| streams | {plain(c.baseline)} tok/s | {plain(arm)} tok/s | ratio [{c.confidence * 100:g}%] | verdict"
             " | acceptance length | TTFT | TPOT |",
             "|---:|---:|---:|:---|:---|---:|:---|:---|",
         ]
@@ -37,7 +36,7 @@ def markdown(summary: Summary) -> str:
             accepted = row.acceptance.length.value if row.acceptance else None
             lines.append(
                 f"| {row.level} | {words.rate(row.baseline)} | {words.rate(row.arm)} | {_ratio(row.comparison)}"
-                f" | {_SIGNS[row.comparison.verdict]} | {'–' if accepted is None else f'{accepted:.2f}'}"
+                f" | {_verdict(row.comparison)} | {'–' if accepted is None else f'{accepted:.2f}'}"
                 f" | {_time(row.ttft)} | {_time(row.tpot)} |"
             )
         lines.append("")
@@ -46,26 +45,26 @@ def markdown(summary: Summary) -> str:
             lines += [f"By domain, ratio of throughput at {', '.join(map(str, c.levels))} streams:", ""]
             for domain in domains:
                 found = [row.comparison for row in words.rows(summary, arm, domain)]
-                lines.append(f"- {_plain(domain)}: " + ", ".join(f"{_number(x)} ({x.verdict})" for x in found))
+                lines.append(f"- {plain(domain)}: " + ", ".join(f"{_number(x)} ({x.verdict})" for x in found))
             lines.append("")
         for sentence in (*words.condition_sentences(summary, arm), words.correction(summary, arm)):
             lines += [plain(sentence), ""] if sentence else []
         if outlook := words.outlook(summary, arm):
-            lines += [_plain(outlook), ""]
+            lines += [plain(outlook), ""]
         for a in summary.agreement:
             if (a.arm, a.condition, a.level) == (arm, ALL, None):
-                lines += [f"{a.identical} of {a.pairs} answers are identical to those of {_plain(c.baseline)}.", ""]
+                lines += [f"{a.identical} of {a.pairs} answers are identical to those of {plain(c.baseline)}.", ""]
     if summary.invalid:
         lines += ["Invalid cells:", ""]
-        lines += [f"- {_plain(x.cell)}: {_plain('; '.join(x.reasons))}" for x in summary.invalid[:_SHOWN]]
+        lines += [f"- {plain(x.cell)}: {plain('; '.join(x.reasons))}" for x in summary.invalid[:_SHOWN]]
         if len(summary.invalid) > _SHOWN:
             lines.append(f"- and {len(summary.invalid) - _SHOWN} more")
         lines.append("")
     said = [lint.message for lint in summary.lints if "no interval" in lint.message]
-    lines += [f"- {_plain(message)}" for message in said[:1]] + [""] * bool(said)
+    lines += [f"- {plain(message)}" for message in said[:1]] + [""] * bool(said)
     kind = "repetitions" if words.imported(summary) else "blocks of server launches"
     lines.append(
-        f"{c.blocks} {kind}, margin {c.margin * 100:g}%; ratios are arm ÷ {_plain(c.baseline)}, for"
+        f"{c.blocks} {kind}, margin {c.margin * 100:g}%; ratios are arm ÷ {plain(c.baseline)}, for"
         f" TTFT and TPOT below 1 is better. breakeven {summary.run.breakeven_version}, campaign {c.sha256[:12]},"
         f" {summary.run.started[:10]}."
     )
@@ -73,11 +72,6 @@ def markdown(summary: Summary) -> str:
 
 
 def plain(text: str) -> str:
-    """Text of others, escaped, for whoever else writes Markdown."""
-    return _plain(text)
-
-
-def _plain(text: str) -> str:
     """Text of others, with everything escaped that Markdown or HTML would obey."""
     one_line = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
     return re.sub(r"([\\`*_{}\[\]<>#|~!&@])", lambda found: f"&#{ord(found.group())};", one_line)
@@ -85,6 +79,10 @@ def _plain(text: str) -> str:
 
 def _number(c: Comparison) -> str:
     return "–" if c.ratio is None else f"{c.ratio:.2f}"
+
+
+def _verdict(c: Comparison) -> str:
+    return f"{words.SIGNS[c.verdict]} {c.verdict}"
 
 
 def _ratio(c: Comparison) -> str:
@@ -96,4 +94,4 @@ def _ratio(c: Comparison) -> str:
 
 
 def _time(c: Comparison | None) -> str:
-    return "–" if c is None or c.ratio is None else f"{c.ratio:.2f} {_SIGNS[c.verdict]}"
+    return "–" if c is None or c.ratio is None else f"{c.ratio:.2f} {_verdict(c)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +24,12 @@ _SHOWN = 8  # invalid cells and notes that are listed; the report has them all
 class _Signs:
     """The symbols a terminal can show."""
 
-    verdicts: dict[Verdict, str]
+    verdicts: Mapping[Verdict, str]
     arrow: str
     nothing: str
 
 
-_UNICODE = _Signs({"pays": "▲", "hurts": "▼", "equivalent": "≈", "undecided": "~"}, "→", "–")
+_UNICODE = _Signs(words.SIGNS, "→", "–")
 _ASCII = _Signs({"pays": "+", "hurts": "-", "equivalent": "=", "undecided": "~"}, "->", "-")
 
 

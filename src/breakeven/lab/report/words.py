@@ -11,6 +11,7 @@ from breakeven.lab.summary import ALL, AcceptanceSummary, BreakEvenSummary, Comp
 from breakeven.lab.verdict import Verdict
 
 _MANY_BLOCKS = 200  # beyond, the number says only: not in practice
+SIGNS: Mapping[Verdict, str] = {"pays": "▲", "hurts": "▼", "equivalent": "≈", "undecided": "~"}
 METRIC_WORDS = {"throughput": "throughput", "ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
@@ -72,10 +73,10 @@ def answer(summary: Summary, arm: str) -> str:
         "hurts": "hurts at {}",
         "undecided": "is undecided at {}",
     }
-    parts = [phrase.format(_streams(by_verdict[v])) for v, phrase in phrases.items() if v in by_verdict]
+    parts = [phrase.format(streams(by_verdict[v])) for v, phrase in phrases.items() if v in by_verdict]
     if not parts:
         return f"{arm} was not compared with {summary.campaign.baseline}."
-    return f"{arm} {_joined(parts)}."
+    return f"{arm} {joined(parts)}."
 
 
 def twins(summary: Summary) -> list[str]:
@@ -95,17 +96,14 @@ def imported(summary: Summary) -> bool:
     return isinstance(summary.environment.get("imported"), dict)
 
 
-def _streams(levels: Sequence[int]) -> str:
+def streams(levels: Sequence[int]) -> str:
     """ "1, 2 and 5 streams"."""
-    return f"{_joined([str(level) for level in levels])} {'stream' if list(levels) == [1] else 'streams'}"
+    return f"{joined([str(level) for level in levels])} {'stream' if list(levels) == [1] else 'streams'}"
 
 
-def _joined(parts: Sequence[str]) -> str:
+def joined(parts: Sequence[str]) -> str:
     """ "a, b and c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-streams, joined = _streams, _joined  # for the other modules of the report
 
 
 def break_even_sentence(found: BreakEvenSummary, confidence: float) -> str:
@@ -200,12 +198,12 @@ def outlook(summary: Summary, arm: str) -> str:
     few = [row for row in open_rows if row.comparison.blocks < 2]
     if few and imported(summary):
         return (
-            f"Undecided at {_streams([row.level for row in few])}: single run: no interval. Nobody knows how far"
+            f"Undecided at {streams([row.level for row in few])}: single run: no interval. Nobody knows how far"
             " another run would lie from this one."
         )
     if few:
         return (
-            f"Undecided at {_streams([row.level for row in few])}: fewer than two valid blocks, so no interval. Use at"
+            f"Undecided at {streams([row.level for row in few])}: fewer than two valid blocks, so no interval. Use at"
             " least two; three or more are advisable."
         )
     known = [row for row in open_rows if row.comparison.blocks_needed is not None]
@@ -216,9 +214,9 @@ def outlook(summary: Summary, arm: str) -> str:
         each[0] = each[0].replace(" at ", " blocks in total at ")
         rough = "" if min(row.comparison.blocks for row in known) > 4 else ", rough as they are with so few blocks"
         plural = "s" if known[-1].level != 1 else ""
-        parts.append(f"if the estimates hold{rough}, a verdict takes {_joined(each)} stream{plural}")
+        parts.append(f"if the estimates hold{rough}, a verdict takes {joined(each)} stream{plural}")
     if hopeless:
-        at = _streams([row.level for row in hopeless])
+        at = streams([row.level for row in hopeless])
         parts.append(f"at {at} no reasonable number of blocks would do: the effect is at the margin or lost in noise")
     return f"Undecided: {'; '.join(parts)}."
 
