@@ -130,14 +130,9 @@ class _Run:
         self.out.mkdir(parents=True, exist_ok=True)
         self.manifest = Manifest(self.out)
         self.started = time.monotonic()
-        wanted = config.device
-        if wanted == "auto":
-            wanted = "cuda" if torch.cuda.is_available() else "cpu"
-        if wanted.startswith("cuda") and not torch.cuda.is_available():
-            raise ConfigError(f"device is {wanted!r}, but PyTorch sees no CUDA device here; use device: cpu")
-        if wanted == "cuda" and processes.world > 1:
-            wanted = f"cuda:{processes.local_rank}"
-        self.device = torch.device(wanted)
+        self.device = _device(config.device)
+        if self.device == torch.device("cuda") and processes.world > 1:
+            self.device = torch.device("cuda", processes.local_rank)
         self.dtype = _DTYPES[config.dtype]
         self.loaded: LoadedModel = load_model(config.target)
         self._model: LlamaModel | None = None
@@ -391,7 +386,7 @@ class _Run:
             path = self._export_path(size)
             if prompts:
                 evaluation[path.name] = evaluate_drafter(
-                    self.config, self.loaded, path, prompts, self.dtype, self.device, self.reporter
+                    self.config, self.loaded, path, prompts, self.device, self.reporter
                 )
                 write_json(self.out / f"evaluation-{path.name}.json", evaluation[path.name])
         for size in self.config.export.vocab_sizes:
@@ -588,6 +583,14 @@ def _licence(source: str, licences: dict[str, str]) -> str:
     return licences.get(source, "permissive, see the package")
 
 
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device is {wanted!r}, but PyTorch sees no CUDA device here; use device: cpu")
+    return torch.device(wanted)
+
+
 def _hardware(device: torch.device, world: int) -> str:
     if device.type == "cuda":
         return f"{world} × {torch.cuda.get_device_name(device)}, torch {torch.__version__}"
@@ -599,13 +602,12 @@ def evaluate_drafter(
     loaded: LoadedModel,
     directory: Path | None,
     prompts: Sequence[HeldOutPrompt],
-    dtype: torch.dtype,
     device: torch.device,
     reporter: Reporter,
     algorithm: Literal["eagle3", "ngram"] = "eagle3",
 ) -> dict[str, Any]:
     """Shape → table of acceptance. `directory`: the drafter; None with n-gram."""
-    settings = config.evaluate
+    settings, dtype = config.evaluate, _DTYPES[config.dtype]
     drafter = None
     if algorithm == "eagle3":
         if directory is None:
@@ -620,7 +622,7 @@ def evaluate_drafter(
             loaded.tokenizer,
             weights,
             EngineConfig(
-                dtype="float32" if dtype == torch.float32 else "bfloat16",
+                dtype=config.dtype,
                 device=str(device),
                 kv_cache_tokens=settings.kv_cache_tokens,
                 max_running_requests=settings.max_running,
@@ -659,14 +661,12 @@ def evaluate_files(
     algorithm: Literal["eagle3", "ngram"],
 ) -> dict[str, Any]:
     """`breakeven train eval`: a drafter on held-out files; writes `evaluation.json` and `.md` into `out`."""
-    wanted = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(config.device)
     loaded = load_model(target)
     prompts = [prompt for path in held_out for prompt in read_held_out(path)]
     if config.evaluate.max_prompts is not None:
         prompts = random.Random(config.seed).sample(prompts, min(config.evaluate.max_prompts, len(prompts)))
-    tables = evaluate_drafter(
-        config, loaded, directory, prompts, _DTYPES[config.dtype], torch.device(wanted), Reporter(), algorithm
-    )
+    tables = evaluate_drafter(config, loaded, directory, prompts, device, Reporter(), algorithm)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "evaluation.json", tables)
     write_bytes(out / "evaluation.md", ("\n".join(table_lines(tables)) + "\n").encode())
