@@ -389,9 +389,11 @@ class _Run:
                     self.config, self.loaded, path, prompts, self.device, self.reporter
                 )
                 write_json(self.out / f"evaluation-{path.name}.json", evaluation[path.name])
-        for size in self.config.export.vocab_sizes:
-            write_card(self._export_path(size), self._card(size, evaluation, replay))
-        write_card(self.out, self._card(self.config.export.vocab_sizes[0], evaluation, replay), "report.md")
+        sources = self._sources()
+        cards = {size: self._card(size, sources, evaluation, replay) for size in self.config.export.vocab_sizes}
+        for size, card in cards.items():
+            write_card(self._export_path(size), card)
+        write_card(self.out, cards[self.config.export.vocab_sizes[0]], "report.md")
         return {"prompts": len(prompts), "replay": replay}
 
     # Parts
@@ -427,31 +429,33 @@ class _Run:
             )
         return replay
 
-    def _card(self, size: int, evaluation: dict[str, Any], replay: list[float]) -> dict[str, Any]:
-        stages = self.manifest.stages
+    def _summary(self, stage: Stage) -> dict[str, Any]:
+        record = self.manifest.stages.get(stage)
+        return {} if record is None else record.summary
 
-        def summary(stage: str) -> dict[str, Any]:
-            return stages[stage].summary if stage in stages else {}
-
-        prompts, vocab, training = summary("prompts"), summary("vocab"), summary("train")
+    def _sources(self) -> list[dict[str, Any]]:
+        """Where the prompts come from, for the cards."""
+        prompts, self_prompts = self._summary("prompts"), self._summary("self-prompts").get("prompts")
         licences = prompts.get("licences", {})
         data = [
             {"source": source, "licence": _licence(source, licences), "prompts": count}
             for source, count in sorted(prompts.get("per_source", {}).items(), key=lambda item: -item[1])
         ]
-        if summary("self-prompts").get("prompts"):
+        if self_prompts:
             data.append(
-                {
-                    "source": "prompts written by the target itself",
-                    "licence": "the target's",
-                    "prompts": summary("self-prompts")["prompts"],
-                }
+                {"source": "prompts written by the target itself", "licence": "the target's", "prompts": self_prompts}
             )
         data += [
             {"source": path.name, "licence": "as given by its owner", "prompts": sum(1 for _ in read_rows(path))}
             for path in self.options.data
         ]
-        seconds = {name: record.seconds for name, record in stages.items()}
+        return data
+
+    def _card(
+        self, size: int, sources: list[dict[str, Any]], evaluation: dict[str, Any], replay: list[float]
+    ) -> dict[str, Any]:
+        vocab, training = self._summary("vocab"), self._summary("train")
+        seconds = {name: record.seconds for name, record in self.manifest.stages.items()}
         facts = {
             "parameters": training.get("parameters"),
             "draft vocabulary": f"{size} of {vocab.get('size')} trained, {vocab.get('coverage')} of learnt tokens",
@@ -461,12 +465,10 @@ class _Run:
             "tokens processed in training": training.get("tokens"),
             "seconds per stage": ", ".join(f"{name} {value:.0f}" for name, value in seconds.items()),
             "training tokens/s": training.get("tokens_per_second"),
-            "generation tokens/s": summary("answers").get("tokens_per_second"),
+            "generation tokens/s": self._summary("answers").get("tokens_per_second"),
             "loop tails, share of learnt tokens": vocab.get("loop_tail_share_of_tokens"),
         }
         name = self._export_path(size).name
-        chosen = {key: value for key, value in evaluation.items() if key == name} or {}
-        others = {key: value for key, value in evaluation.items() if key != name}
         return {
             "target": self.config.target,
             "command": self.options.command,
@@ -474,10 +476,10 @@ class _Run:
             "seed": self.config.seed,
             "config": self.config.model_dump(mode="json"),
             "facts": facts,
-            "data": data,
+            "data": sources,
             "training": training.get("history", []),
             "replay": replay,
-            "evaluation": {**chosen, **others},
+            "evaluation": dict(sorted(evaluation.items(), key=lambda item: item[0] != name)),  # its own first
             "decoded": vocab.get("decoded", []),
         }
 
