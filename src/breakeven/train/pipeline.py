@@ -3,6 +3,7 @@ stage is not run again, an interrupted one goes on where it can."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -10,6 +11,7 @@ import random
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -48,7 +50,7 @@ from breakeven.train.prompts.build import build_prompts
 from breakeven.train.prompts.decontaminate import HeldOut, measurement_prompts
 from breakeven.train.replay import replay_accuracy
 from breakeven.train.trainer import FrozenTarget, Trainer, load_drafter_state
-from breakeven.train.vocab import choose_vocab, count_tokens, coverage
+from breakeven.train.vocab import choose_vocab, count_tokens, coverage, offsets
 
 Stage = Literal["prompts", "self-prompts", "answers", "vocab", "train", "export", "evaluate"]
 STAGES: tuple[Stage, ...] = ("prompts", "self-prompts", "answers", "vocab", "train", "export", "evaluate")
@@ -173,8 +175,7 @@ class _Run:
                 return self._unfinished(stage)
             self.processes.wait()
             if self.processes.rank == 0:
-                before = self.manifest.stages.get(f"{stage} so far")
-                spent = time.monotonic() - started + (before.seconds if before is not None else 0)
+                spent = time.monotonic() - started + self._seconds_before(stage)
                 self.manifest.finish(stage, hashes[stage], spent, summary)
             self.reporter.log(f"{stage}: done in {time.monotonic() - started:.1f} s")
             self.processes.wait()
@@ -202,6 +203,11 @@ class _Run:
         if self.options.max_seconds is None:
             return float("inf")
         return self.options.max_seconds - (time.monotonic() - self.started)
+
+    def _seconds_before(self, stage: Stage) -> float:
+        """What earlier calls spent on the stage without finishing it."""
+        record = self.manifest.stages.get(f"{stage} so far")
+        return 0.0 if record is None else record.seconds
 
     def _unfinished(self, stage: str) -> bool:
         self.reporter.log(f"{stage}: this call's time is up; run the same command again to go on")
@@ -258,8 +264,7 @@ class _Run:
         generator = self._generator(config.max_prompt_tokens + config.max_tokens, config.max_tokens)
         writer = ShardWriter(self.out, stem, config.shard_megabytes, first=len(shards(self.out, stem)))
         started = time.monotonic()
-        before = self.manifest.stages.get("answers so far")
-        spent_before = before.seconds if before is not None else 0.0
+        spent_before = self._seconds_before("answers")
         box = self.options.answer_seconds
         box_left = float("inf") if box is None else box - spent_before
         call_left = self._left() - self.options.evaluate_reserve
@@ -295,17 +300,15 @@ class _Run:
         size = self.loaded.config.vocab_size
         counts = count_tokens(conversations, size)
         ids = choose_vocab(counts, min(self.config.vocab.size, size))
-        np.savez(self.out / ".vocab.partial.npz", target_ids=ids, counts=counts)
-        (self.out / ".vocab.partial.npz").replace(self.out / "vocab.npz")
-        greedy = [item for item in conversations if item.greedy]
+        buffer = io.BytesIO()
+        np.savez(buffer, target_ids=ids, counts=counts)
+        write_bytes(self.out / "vocab.npz", buffer.getvalue())
         learnt = int(counts.sum())
         sample = [_answer(item) for item in conversations[:: max(1, len(conversations) // _LOOPS_SAMPLED)]]
         starts = [loop_start(answer) for answer in sample]
         tail = sum(len(answer) - start for answer, start in zip(sample, starts, strict=True) if start is not None)
         sampled_tokens = max(sum(len(answer) for answer in sample), 1)
-        domains: dict[str, int] = {}
-        for item in conversations:
-            domains[item.domain] = domains.get(item.domain, 0) + 1
+        domains = dict(Counter(item.domain for item in conversations))
         decoded = [
             self.loaded.tokenizer.decode(item.tokens[start:end], skip_special_tokens=False)[:400]
             for item in conversations[:4]
@@ -313,7 +316,7 @@ class _Run:
         ]
         return {
             "conversations": len(conversations), "learnt_tokens": learnt, "size": len(ids), "domains": domains,
-            "coverage": round(coverage(counts, ids), 5), "greedy_answers": len(greedy),
+            "coverage": round(coverage(counts, ids), 5), "greedy_answers": sum(item.greedy for item in conversations),
             "looping_share_of_answers": round(sum(start is not None for start in starts) / max(len(sample), 1), 4),
             "loop_tail_share_of_tokens": round(tail / sampled_tokens, 4), "decoded": decoded,
         }  # fmt: skip
@@ -409,7 +412,7 @@ class _Run:
         module = load_drafter_state(self.out / "train", shape)
         weights = module.export_weights(self.dtype)
         ids = torch.from_numpy(target_ids)
-        weights["d2t"] = ids - torch.arange(len(ids))
+        weights["d2t"] = torch.from_numpy(offsets(target_ids))
         optim = self.config.train
         engine_side = Drafter(
             shape, self.loaded.config, weights, self.model.embedding, self.device, self.model.head.weight
