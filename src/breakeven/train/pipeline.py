@@ -176,6 +176,7 @@ class _Run:
             self.processes.wait()
             if self.processes.rank == 0:
                 spent = time.monotonic() - started + self._seconds_before(stage)
+                self.manifest.stages.pop(f"{stage} so far", None)
                 self.manifest.finish(stage, hashes[stage], spent, summary)
             self.reporter.log(f"{stage}: done in {time.monotonic() - started:.1f} s")
             self.processes.wait()
