@@ -15,7 +15,7 @@
 # Needs torch 2.11 or later and breakeven's dependencies, installed or on PYTHONPATH.
 set -euo pipefail
 if [[ $# -lt 2 ]]; then
-  sed -n '2,18p' "$0" >&2
+  sed -n '2,15p' "$0" >&2
   exit 2
 fi
 seconds=$1 out=$2

@@ -17,7 +17,7 @@ from breakeven.engine.http.generation import encode_prompts
 from breakeven.engine.models.load import load_model
 from breakeven.engine.openai_schema import ChatBody, parse_body
 from breakeven.train.conversations import Conversation, encode_row, prompt_ids
-from breakeven.train.files import Manifest, ShardWriter, read_rows, shards, write_rows
+from breakeven.train.files import Manifest, ShardWriter, read_rows, shards
 from breakeven.train.loops import loop_start
 from breakeven.train.vocab import choose_vocab, count_tokens, coverage, offsets, pruned_rows
 
@@ -151,6 +151,8 @@ def test_the_manifest_remembers_a_stage_under_its_settings_only(tmp_path: Path) 
 
 
 def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
-    for name in ("a.jsonl.gz", "b.jsonl.gz"):
-        write_rows(tmp_path / name, [{"x": 1}])
-    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    for stem in ("a", "b"):
+        writer = ShardWriter(tmp_path, stem, 1)
+        writer.add({"x": 1})
+        writer.close()
+    assert (tmp_path / "a-00000.jsonl.gz").read_bytes() == (tmp_path / "b-00000.jsonl.gz").read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +100,21 @@ def test_running_again_does_nothing_and_a_changed_setting_redoes_what_depends_on
     after = {p: p.stat().st_mtime_ns for p in (folder / "out").rglob("*") if p.is_file()}
     moved = {p.relative_to(folder / "out").parts[0] for p in after if before.get(p) != after[p]}
     assert moved == {"drafter", "manifest.json"}
+
+
+def test_the_time_of_unfinished_calls_goes_into_the_stage_and_nowhere_else(tmp_path: Path, tiny_llama_dir) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "tiny.yaml").write_text(SETTINGS)
+    config = load_config(tmp_path / "tiny.yaml").model_copy(update={"target": str(tiny_llama_dir(num_hidden_layers=4))})
+    out = tmp_path / "out"
+
+    def records() -> dict[str, Any]:
+        return json.loads((out / "manifest.json").read_text())["stages"]  # type: ignore[no-any-return]
+
+    assert run(config, RunOptions(out=out, stages=("prompts",)))
+    assert not run(config, RunOptions(out=out, stages=("answers",), max_seconds=100, evaluate_reserve=200))
+    assert set(records()) == {"prompts", "answers so far"}
+    assert run(config, RunOptions(out=out, stages=("answers",)))
+    assert set(records()) == {"prompts", "answers"}
 
 
 def test_the_engines_replay_is_right_as_often_as_the_trainer(tmp_path: Path) -> None:

@@ -46,11 +46,13 @@ def _fail(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+def _not_installed(error: ModuleNotFoundError) -> NoReturn:
+    _fail(f"training is not installed ({error.name} is missing): pip install 'breakeven[train]'")
+
+
 def _config(path: Path | None) -> TrainConfig:
-    try:
-        from breakeven.train.config import TrainConfig, load_config
-    except ModuleNotFoundError as error:
-        _fail(f"training is not installed ({error.name} is missing): pip install 'breakeven[train]'")
+    from breakeven.train.config import TrainConfig, load_config
+
     if path is None:
         return TrainConfig()
     if not path.exists():
@@ -88,7 +90,7 @@ def run(
         from breakeven.train.pipeline import STAGES, RunOptions
         from breakeven.train.pipeline import run as run_stages
     except ModuleNotFoundError as error:
-        _fail(f"training is not installed ({error.name} is missing): pip install 'breakeven[train]'")
+        _not_installed(error)
     for path in (*(held_out or ()), *(data or ()), *((bfcl,) if bfcl is not None else ())):
         if not path.exists():
             _fail(f"{path} does not exist")
@@ -140,7 +142,7 @@ def evaluate(
         from breakeven.train.evaluate import table_lines
         from breakeven.train.pipeline import evaluate_files
     except ModuleNotFoundError as error:
-        _fail(f"training is not installed ({error.name} is missing): pip install 'breakeven[train]'")
+        _not_installed(error)
     try:
         settings = _config(config)
         if max_prompts is not None:

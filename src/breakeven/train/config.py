@@ -37,7 +37,7 @@ class PromptsConfig(_Strict):
 
 
 class AnswersConfig(_Strict):
-    """How the target answers. `time_share` of the whole run's time box at most; unanswered prompts are left out."""
+    """How the target answers. Prompts that a time box leaves unanswered are left out."""
 
     max_tokens: int = Field(default=384, ge=1)
     max_prompt_tokens: int = Field(default=384, ge=1)

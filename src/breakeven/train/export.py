@@ -28,7 +28,7 @@ def export_drafter(
     format: Literal["official", "vllm", "speculators"],
     verifier_name: str | None = None,
 ) -> Path:
-    """Write the checkpoint. `counts` [target vocab] decide which rows stay; weight files take at most 14 MiB each."""
+    """Write the checkpoint. `counts` [target vocab] decide which rows stay; weight files take at most 38 MB each."""
     size = min(vocab_size, len(target_ids))
     rows = pruned_rows(counts, target_ids, size)
     weights = drafter.export_weights(torch.bfloat16, torch.from_numpy(rows))

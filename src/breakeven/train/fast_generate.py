@@ -1,4 +1,4 @@
-"""Answers by the hundred thousand tokens a second: static slots over a dense KV, one CUDA graph per length.
+"""The target's answers, many side by side: static slots over a dense KV, one CUDA graph per length.
 
 The weights and formulas are the engine's (`target.run_layers`); greedy tokens are the engine's own, which a test holds
 in fp32. What makes it fast: no plan per step, sampling on the device, one copy to the host every `steps_per_sync`
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from breakeven.engine.models.llama import LlamaModel
-from breakeven.train.target import run_layers
+from breakeven.train.target import causal_attention, run_layers
 
 _BUCKET = 128  # lengths of the KV that a step reads are multiples of this
 _PREFILL_TOKENS = 32_768  # prompt tokens, padded, that one prefill handles
@@ -77,6 +77,7 @@ class FastGenerator:
         self._inverse = torch.ones(slots, dtype=torch.float32, device=device)  # 1 / temperature; greedy: 1
         self._noise = torch.zeros(slots, dtype=torch.float32, device=device)  # 1 where sampled, 0 where greedy
         self._out = torch.zeros(slots, max_new_tokens + 1, dtype=torch.long, device=device)
+        self._eos_ids = frozenset(eos_token_ids)
         self._eos = torch.tensor(list(eos_token_ids), dtype=torch.long, device=device)
         self._rows = torch.arange(slots, device=device)
         self._jobs: list[GenerationJob | None] = [None] * slots
@@ -138,13 +139,12 @@ class FastGenerator:
         if not done:
             return []
         rows = self._out[torch.tensor(done, device=self.device)].tolist()
-        eos = set(self._eos.tolist())
         finished = []
         for slot, row in zip(done, rows, strict=True):
             tokens = tuple(row[: state[1][slot]])
             job = self._jobs[slot]
             assert job is not None
-            finished.append(Generated(job, tokens, stopped=bool(tokens) and tokens[-1] in eos))
+            finished.append(Generated(job, tokens, stopped=bool(tokens) and tokens[-1] in self._eos_ids))
             self._jobs[slot] = None
         return finished
 
@@ -168,20 +168,12 @@ class FastGenerator:
         last = torch.tensor([len(job.prompt) - 1 for _, job in part], device=device)
         # padding is written too, behind the prompt: decoding overwrites it before anything may see it
         places = (self._base[slots].unsqueeze(1) + torch.arange(width, device=device)).reshape(-1)
+        causal = causal_attention(len(part), width)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             self._keys[layer].index_copy_(0, places, key)
             self._values[layer].index_copy_(0, places, value)
-            fold = query.shape[1] // key.shape[1]
-
-            def shaped(x: Tensor, repeats: int) -> Tensor:
-                x = x.reshape(len(part), width, x.shape[1], x.shape[2]).transpose(1, 2)
-                return x.repeat_interleave(repeats, dim=1) if repeats > 1 else x
-
-            out = F.scaled_dot_product_attention(
-                shaped(query, 1), shaped(key, fold), shaped(value, fold), is_causal=True
-            )
-            return out.transpose(1, 2).reshape(len(part) * width, query.shape[1], query.shape[2])
+            return causal(layer, query, key, value)
 
         positions = torch.arange(width, device=device).repeat(len(part))
         hidden = run_layers(self.model, tokens.reshape(-1), positions, attend).hidden
@@ -191,8 +183,6 @@ class FastGenerator:
         self._inverse[slots] = torch.where(sampled, 1 / temperatures.clamp_min(1e-6), 1.0)
         self._noise[slots] = sampled.float()
         self._limit[slots] = torch.tensor([job.max_tokens for _, job in part], device=device)
-        self._count[slots] = 0
-        self._active[slots] = True
         first = _draw(self.model.head(hidden), self._inverse[slots], self._noise[slots])
         self._position[slots] = last + 1
         self._current[slots] = first

@@ -6,9 +6,9 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,12 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """JSON lines, gzipped where the name ends in .gz (without a timestamp, so equal rows give equal bytes)."""
-    _write_lines(path, "".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows))
-
-
-def _write_lines(path: Path, text: str) -> None:
-    data = text.encode("utf-8", "replace")
-    if path.suffix == ".gz":
-        buffer = io.BytesIO()
-        with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=5, mtime=0) as file:
-            file.write(data)
-        data = buffer.getvalue()
-    write_bytes(path, data)
+def _write_gzip(path: Path, text: str) -> None:
+    """Without a timestamp, so that equal rows give equal bytes."""
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=5, mtime=0) as file:
+        file.write(text.encode("utf-8", "replace"))
+    write_bytes(path, buffer.getvalue())
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -96,7 +89,7 @@ class ShardWriter:
     def _flush(self) -> None:
         if self._lines:
             path = self._folder / f"{self._stem}-{self._index:05d}.jsonl.gz"
-            self._writes.append(self._pool.submit(_write_lines, path, "".join(self._lines)))
+            self._writes.append(self._pool.submit(_write_gzip, path, "".join(self._lines)))
             self._lines, self._size = [], 0
             self._index += 1
 
@@ -138,12 +131,4 @@ class Manifest:
     def finish(self, stage: str, digest: str, seconds: float, summary: dict[str, Any]) -> None:
         """Record a stage."""
         self.stages[stage] = StageRecord(digest, round(seconds, 2), summary)
-        write_json(
-            self._path,
-            {
-                "stages": {
-                    name: {"hash": record.hash, "seconds": record.seconds, "summary": record.summary}
-                    for name, record in self.stages.items()
-                }
-            },
-        )
+        write_json(self._path, {"stages": {name: asdict(record) for name, record in self.stages.items()}})

@@ -3,6 +3,7 @@ stage is not run again, an interrupted one goes on where it can."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -10,6 +11,7 @@ import random
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -48,7 +50,7 @@ from breakeven.train.prompts.build import build_prompts
 from breakeven.train.prompts.decontaminate import HeldOut, measurement_prompts
 from breakeven.train.replay import replay_accuracy
 from breakeven.train.trainer import FrozenTarget, Trainer, load_drafter_state
-from breakeven.train.vocab import choose_vocab, count_tokens, coverage
+from breakeven.train.vocab import choose_vocab, count_tokens, coverage, offsets
 
 Stage = Literal["prompts", "self-prompts", "answers", "vocab", "train", "export", "evaluate"]
 STAGES: tuple[Stage, ...] = ("prompts", "self-prompts", "answers", "vocab", "train", "export", "evaluate")
@@ -130,14 +132,9 @@ class _Run:
         self.out.mkdir(parents=True, exist_ok=True)
         self.manifest = Manifest(self.out)
         self.started = time.monotonic()
-        wanted = config.device
-        if wanted == "auto":
-            wanted = "cuda" if torch.cuda.is_available() else "cpu"
-        if wanted.startswith("cuda") and not torch.cuda.is_available():
-            raise ConfigError(f"device is {wanted!r}, but PyTorch sees no CUDA device here; use device: cpu")
-        if wanted == "cuda" and processes.world > 1:
-            wanted = f"cuda:{processes.local_rank}"
-        self.device = torch.device(wanted)
+        self.device = _device(config.device)
+        if self.device == torch.device("cuda") and processes.world > 1:
+            self.device = torch.device("cuda", processes.local_rank)
         self.dtype = _DTYPES[config.dtype]
         self.loaded: LoadedModel = load_model(config.target)
         self._model: LlamaModel | None = None
@@ -178,8 +175,8 @@ class _Run:
                 return self._unfinished(stage)
             self.processes.wait()
             if self.processes.rank == 0:
-                before = self.manifest.stages.get(f"{stage} so far")
-                spent = time.monotonic() - started + (before.seconds if before is not None else 0)
+                spent = time.monotonic() - started + self._seconds_before(stage)
+                self.manifest.stages.pop(f"{stage} so far", None)
                 self.manifest.finish(stage, hashes[stage], spent, summary)
             self.reporter.log(f"{stage}: done in {time.monotonic() - started:.1f} s")
             self.processes.wait()
@@ -207,6 +204,11 @@ class _Run:
         if self.options.max_seconds is None:
             return float("inf")
         return self.options.max_seconds - (time.monotonic() - self.started)
+
+    def _seconds_before(self, stage: Stage) -> float:
+        """What earlier calls spent on the stage without finishing it."""
+        record = self.manifest.stages.get(f"{stage} so far")
+        return 0.0 if record is None else record.seconds
 
     def _unfinished(self, stage: str) -> bool:
         self.reporter.log(f"{stage}: this call's time is up; run the same command again to go on")
@@ -263,8 +265,7 @@ class _Run:
         generator = self._generator(config.max_prompt_tokens + config.max_tokens, config.max_tokens)
         writer = ShardWriter(self.out, stem, config.shard_megabytes, first=len(shards(self.out, stem)))
         started = time.monotonic()
-        before = self.manifest.stages.get("answers so far")
-        spent_before = before.seconds if before is not None else 0.0
+        spent_before = self._seconds_before("answers")
         box = self.options.answer_seconds
         box_left = float("inf") if box is None else box - spent_before
         call_left = self._left() - self.options.evaluate_reserve
@@ -300,17 +301,15 @@ class _Run:
         size = self.loaded.config.vocab_size
         counts = count_tokens(conversations, size)
         ids = choose_vocab(counts, min(self.config.vocab.size, size))
-        np.savez(self.out / ".vocab.partial.npz", target_ids=ids, counts=counts)
-        (self.out / ".vocab.partial.npz").replace(self.out / "vocab.npz")
-        greedy = [item for item in conversations if item.greedy]
+        buffer = io.BytesIO()
+        np.savez(buffer, target_ids=ids, counts=counts)
+        write_bytes(self.out / "vocab.npz", buffer.getvalue())
         learnt = int(counts.sum())
         sample = [_answer(item) for item in conversations[:: max(1, len(conversations) // _LOOPS_SAMPLED)]]
         starts = [loop_start(answer) for answer in sample]
         tail = sum(len(answer) - start for answer, start in zip(sample, starts, strict=True) if start is not None)
         sampled_tokens = max(sum(len(answer) for answer in sample), 1)
-        domains: dict[str, int] = {}
-        for item in conversations:
-            domains[item.domain] = domains.get(item.domain, 0) + 1
+        domains = dict(Counter(item.domain for item in conversations))
         decoded = [
             self.loaded.tokenizer.decode(item.tokens[start:end], skip_special_tokens=False)[:400]
             for item in conversations[:4]
@@ -318,7 +317,7 @@ class _Run:
         ]
         return {
             "conversations": len(conversations), "learnt_tokens": learnt, "size": len(ids), "domains": domains,
-            "coverage": round(coverage(counts, ids), 5), "greedy_answers": len(greedy),
+            "coverage": round(coverage(counts, ids), 5), "greedy_answers": sum(item.greedy for item in conversations),
             "looping_share_of_answers": round(sum(start is not None for start in starts) / max(len(sample), 1), 4),
             "loop_tail_share_of_tokens": round(tail / sampled_tokens, 4), "decoded": decoded,
         }  # fmt: skip
@@ -391,12 +390,14 @@ class _Run:
             path = self._export_path(size)
             if prompts:
                 evaluation[path.name] = evaluate_drafter(
-                    self.config, self.loaded, path, prompts, self.dtype, self.device, self.reporter
+                    self.config, self.loaded, path, prompts, self.device, self.reporter
                 )
                 write_json(self.out / f"evaluation-{path.name}.json", evaluation[path.name])
-        for size in self.config.export.vocab_sizes:
-            write_card(self._export_path(size), self._card(size, evaluation, replay))
-        write_card(self.out, self._card(self.config.export.vocab_sizes[0], evaluation, replay), "report.md")
+        sources = self._sources()
+        cards = {size: self._card(size, sources, evaluation, replay) for size in self.config.export.vocab_sizes}
+        for size, card in cards.items():
+            write_card(self._export_path(size), card)
+        write_card(self.out, cards[self.config.export.vocab_sizes[0]], "report.md")
         return {"prompts": len(prompts), "replay": replay}
 
     # Parts
@@ -412,7 +413,7 @@ class _Run:
         module = load_drafter_state(self.out / "train", shape)
         weights = module.export_weights(self.dtype)
         ids = torch.from_numpy(target_ids)
-        weights["d2t"] = ids - torch.arange(len(ids))
+        weights["d2t"] = torch.from_numpy(offsets(target_ids))
         optim = self.config.train
         engine_side = Drafter(
             shape, self.loaded.config, weights, self.model.embedding, self.device, self.model.head.weight
@@ -432,31 +433,33 @@ class _Run:
             )
         return replay
 
-    def _card(self, size: int, evaluation: dict[str, Any], replay: list[float]) -> dict[str, Any]:
-        stages = self.manifest.stages
+    def _summary(self, stage: Stage) -> dict[str, Any]:
+        record = self.manifest.stages.get(stage)
+        return {} if record is None else record.summary
 
-        def summary(stage: str) -> dict[str, Any]:
-            return stages[stage].summary if stage in stages else {}
-
-        prompts, vocab, training = summary("prompts"), summary("vocab"), summary("train")
+    def _sources(self) -> list[dict[str, Any]]:
+        """Where the prompts come from, for the cards."""
+        prompts, self_prompts = self._summary("prompts"), self._summary("self-prompts").get("prompts")
         licences = prompts.get("licences", {})
         data = [
             {"source": source, "licence": _licence(source, licences), "prompts": count}
             for source, count in sorted(prompts.get("per_source", {}).items(), key=lambda item: -item[1])
         ]
-        if summary("self-prompts").get("prompts"):
+        if self_prompts:
             data.append(
-                {
-                    "source": "prompts written by the target itself",
-                    "licence": "the target's",
-                    "prompts": summary("self-prompts")["prompts"],
-                }
+                {"source": "prompts written by the target itself", "licence": "the target's", "prompts": self_prompts}
             )
         data += [
             {"source": path.name, "licence": "as given by its owner", "prompts": sum(1 for _ in read_rows(path))}
             for path in self.options.data
         ]
-        seconds = {name: record.seconds for name, record in stages.items()}
+        return data
+
+    def _card(
+        self, size: int, sources: list[dict[str, Any]], evaluation: dict[str, Any], replay: list[float]
+    ) -> dict[str, Any]:
+        vocab, training = self._summary("vocab"), self._summary("train")
+        seconds = {name: record.seconds for name, record in self.manifest.stages.items()}
         facts = {
             "parameters": training.get("parameters"),
             "draft vocabulary": f"{size} of {vocab.get('size')} trained, {vocab.get('coverage')} of learnt tokens",
@@ -466,12 +469,10 @@ class _Run:
             "tokens processed in training": training.get("tokens"),
             "seconds per stage": ", ".join(f"{name} {value:.0f}" for name, value in seconds.items()),
             "training tokens/s": training.get("tokens_per_second"),
-            "generation tokens/s": summary("answers").get("tokens_per_second"),
+            "generation tokens/s": self._summary("answers").get("tokens_per_second"),
             "loop tails, share of learnt tokens": vocab.get("loop_tail_share_of_tokens"),
         }
         name = self._export_path(size).name
-        chosen = {key: value for key, value in evaluation.items() if key == name} or {}
-        others = {key: value for key, value in evaluation.items() if key != name}
         return {
             "target": self.config.target,
             "command": self.options.command,
@@ -479,10 +480,10 @@ class _Run:
             "seed": self.config.seed,
             "config": self.config.model_dump(mode="json"),
             "facts": facts,
-            "data": data,
+            "data": sources,
             "training": training.get("history", []),
             "replay": replay,
-            "evaluation": {**chosen, **others},
+            "evaluation": dict(sorted(evaluation.items(), key=lambda item: item[0] != name)),  # its own first
             "decoded": vocab.get("decoded", []),
         }
 
@@ -588,6 +589,14 @@ def _licence(source: str, licences: dict[str, str]) -> str:
     return licences.get(source, "permissive, see the package")
 
 
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device is {wanted!r}, but PyTorch sees no CUDA device here; use device: cpu")
+    return torch.device(wanted)
+
+
 def _hardware(device: torch.device, world: int) -> str:
     if device.type == "cuda":
         return f"{world} × {torch.cuda.get_device_name(device)}, torch {torch.__version__}"
@@ -599,13 +608,12 @@ def evaluate_drafter(
     loaded: LoadedModel,
     directory: Path | None,
     prompts: Sequence[HeldOutPrompt],
-    dtype: torch.dtype,
     device: torch.device,
     reporter: Reporter,
     algorithm: Literal["eagle3", "ngram"] = "eagle3",
 ) -> dict[str, Any]:
     """Shape → table of acceptance. `directory`: the drafter; None with n-gram."""
-    settings = config.evaluate
+    settings, dtype = config.evaluate, _DTYPES[config.dtype]
     drafter = None
     if algorithm == "eagle3":
         if directory is None:
@@ -620,7 +628,7 @@ def evaluate_drafter(
             loaded.tokenizer,
             weights,
             EngineConfig(
-                dtype="float32" if dtype == torch.float32 else "bfloat16",
+                dtype=config.dtype,
                 device=str(device),
                 kv_cache_tokens=settings.kv_cache_tokens,
                 max_running_requests=settings.max_running,
@@ -659,14 +667,12 @@ def evaluate_files(
     algorithm: Literal["eagle3", "ngram"],
 ) -> dict[str, Any]:
     """`breakeven train eval`: a drafter on held-out files; writes `evaluation.json` and `.md` into `out`."""
-    wanted = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(config.device)
     loaded = load_model(target)
     prompts = [prompt for path in held_out for prompt in read_held_out(path)]
     if config.evaluate.max_prompts is not None:
         prompts = random.Random(config.seed).sample(prompts, min(config.evaluate.max_prompts, len(prompts)))
-    tables = evaluate_drafter(
-        config, loaded, directory, prompts, _DTYPES[config.dtype], torch.device(wanted), Reporter(), algorithm
-    )
+    tables = evaluate_drafter(config, loaded, directory, prompts, device, Reporter(), algorithm)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "evaluation.json", tables)
     write_bytes(out / "evaluation.md", ("\n".join(table_lines(tables)) + "\n").encode())

@@ -170,8 +170,8 @@ class Trainer:
             fused=self.device.type == "cuda",
         )
         self._lengths = np.array([len(item.tokens) for item in conversations], np.int64)
-        self._micro_per_process = max(1, optim.batch_tokens // optim.micro_batch_tokens)
-        self._per_step = self._micro_per_process * world
+        micro_per_process = max(1, optim.batch_tokens // optim.micro_batch_tokens)
+        self._per_step = micro_per_process * world
         per_epoch = steps_per_epoch(self._lengths, optim.micro_batch_tokens, optim.max_length, seed, self._per_step)
         self.total_steps = max(1, math.ceil(optim.epochs * per_epoch))
         self._loss = _fused_loss(optim.compile and self.device.type == "cuda", log)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 
 RUN = 13  # words in a row that must not be shared: GPT-3's length, also used for HumanEval elsewhere
@@ -21,18 +21,20 @@ def _digest(parts: Sequence[str]) -> bytes:
     return hashlib.blake2b(" ".join(parts).encode(), digest_size=8).digest()
 
 
+def _run_digests(found: Sequence[str]) -> Iterator[bytes]:
+    return (_digest(found[start : start + RUN]) for start in range(len(found) - RUN + 1))
+
+
 class HeldOut:
     """Texts that must not be trained on."""
 
-    def __init__(self, texts: Iterable[str], run: int = RUN) -> None:
-        self._run = run
+    def __init__(self, texts: Iterable[str]) -> None:
         self._whole: set[bytes] = set()
         self._runs: set[bytes] = set()
         for text in texts:
             found = words(text)
             self._whole.add(_digest(found))
-            for start in range(len(found) - run + 1):
-                self._runs.add(_digest(found[start : start + run]))
+            self._runs.update(_run_digests(found))
 
     def contains(self, text: str) -> bool:
         """Whether the text is a held-out one, or shares a run of words with one. Texts shorter than a run are compared
@@ -40,9 +42,7 @@ class HeldOut:
         found = words(text)
         if _digest(found) in self._whole:
             return True
-        return any(
-            _digest(found[start : start + self._run]) in self._runs for start in range(len(found) - self._run + 1)
-        )
+        return any(digest in self._runs for digest in _run_digests(found))
 
 
 def measurement_prompts() -> list[str]:

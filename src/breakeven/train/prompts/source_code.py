@@ -48,9 +48,9 @@ def permissive_packages(names: Sequence[str] | None) -> dict[str, str]:
         parts = [_field(meta, "License-Expression"), _field(meta, "License")[:200]]
         parts += [value for value in meta.get_all("Classifier") or [] if value.startswith("License ::")]
         licence = " ".join(parts)
-        if _PERMISSIVE.search(licence) and not _RESTRICTED.search(licence):
-            match = _PERMISSIVE.search(licence)
-            found[name] = match.group(0) if match else ""
+        match = _PERMISSIVE.search(licence)
+        if match is not None and not _RESTRICTED.search(licence):
+            found[name] = match.group(0)
     return dict(sorted(found.items()))
 
 
@@ -124,8 +124,7 @@ def coding_prompts(items: Sequence[Function], seed: int) -> Iterator[PromptRow]:
     """Every function through several forms; which, is drawn by seed. Endless forms would only repeat the material."""
     random_source = random.Random(seed)
     for item in items:
-        forms = [form for form in _FORMS if form is not None]
-        for form in random_source.sample(forms, 5):
+        for form in random_source.sample(_FORMS, 5):
             text = form(item, random_source)
             if text is not None:
                 yield user("coding", item.source, text)
@@ -133,6 +132,15 @@ def coding_prompts(items: Sequence[Function], seed: int) -> Iterator[PromptRow]:
 
 def _fenced(code: str) -> str:
     return f"```python\n{code}\n```"
+
+
+def _code(item: Function) -> str:
+    return _fenced(f"{item.signature}\n{item.body}")
+
+
+def _readable(item: Function) -> bool:
+    """Whether the body is long enough to be asked about, and short enough to be shown."""
+    return 60 < len(item.body) < 900
 
 
 def _documented(item: Function) -> str:
@@ -174,7 +182,7 @@ def _write(item: Function, draw: random.Random) -> str:
 
 
 def _explain(item: Function, draw: random.Random) -> str | None:
-    if not 60 < len(item.body) < 900:
+    if not _readable(item):
         return None
     lead = draw.choice(
         (
@@ -183,21 +191,21 @@ def _explain(item: Function, draw: random.Random) -> str | None:
             "Explain this code to a beginner.",
         )
     )
-    return f"{lead}\n\n{_fenced(item.signature + chr(10) + item.body)}"
+    return f"{lead}\n\n{_code(item)}"
 
 
 def _tests(item: Function, draw: random.Random) -> str | None:
-    if not 60 < len(item.body) < 900:
+    if not _readable(item):
         return None
     lead = draw.choice(("Write unit tests with pytest for this function.", "Add tests for the function below."))
-    return f"{lead}\n\n{_fenced(item.signature + chr(10) + item.body)}"
+    return f"{lead}\n\n{_code(item)}"
 
 
 def _docstring(item: Function, draw: random.Random) -> str | None:
-    if not 60 < len(item.body) < 900:
+    if not _readable(item):
         return None
     lead = draw.choice(("Write a docstring for this function.", "Add type hints and a docstring to this function."))
-    return f"{lead}\n\n{_fenced(item.signature + chr(10) + item.body)}"
+    return f"{lead}\n\n{_code(item)}"
 
 
 _FLIPS = (
@@ -208,7 +216,7 @@ _FLIPS = (
 
 def _fix(item: Function, draw: random.Random) -> str | None:
     fitting = [(old, new) for old, new in _FLIPS if old in item.body]
-    if not fitting or not 60 < len(item.body) < 900:
+    if not fitting or not _readable(item):
         return None
     old, new = draw.choice(fitting)
     code = item.signature + "\n" + item.body.replace(old, new, 1)
@@ -217,12 +225,12 @@ def _fix(item: Function, draw: random.Random) -> str | None:
 
 
 def _refactor(item: Function, draw: random.Random) -> str | None:
-    if not 60 < len(item.body) < 900:
+    if not _readable(item):
         return None
     lead = draw.choice(
         ("Refactor this code to be easier to read.", "Rewrite this function in a simpler way.", "Make this faster:")
     )
-    return f"{lead}\n\n{_fenced(item.signature + chr(10) + item.body)}"
+    return f"{lead}\n\n{_code(item)}"
 
 
 def _examples(item: Function, draw: random.Random) -> str:
