@@ -130,10 +130,10 @@ def analyse(run: RunDirectory) -> Summary:
     return summarise(run.campaign, run.environment, run.readable_cells())
 
 
-@with_run_lints
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:
     """As `analyse`, from what was read. Each record is reduced before the next is asked for."""
-    return assemble(campaign, environment, [_reduce(record, campaign) for record in records])
+    cells = [reduce_cell(record, campaign) for record in records]
+    return with_run_lints(campaign, assemble(campaign, environment, cells))
 
 
 def assemble(
@@ -203,8 +203,8 @@ def assemble(
 # Cells
 
 
-def _reduce(record: CellRecord, campaign: Campaign) -> _Cell:
-    """Metrics of a cell, computed once; its chunks are let go."""
+def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
+    """One cell, reduced to what `assemble` needs: metrics, computed once; its chunks are let go."""
     key = record.key
     metrics = cell_metrics(
         record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=campaign.natural,
@@ -223,11 +223,6 @@ def _reduce(record: CellRecord, campaign: Campaign) -> _Cell:
         latency_ms=np.asarray([(r.end_ns - r.intended_send_ns) / 1e6 for r in good]),
         tpot_ms=np.asarray([tpot for tpot in map(tpot_ms, good) if tpot is not None]),
     )
-
-
-def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
-    """One cell, reduced to what `assemble` needs."""
-    return _reduce(record, campaign)
 
 
 def _arms(campaign: Campaign) -> list[str]:
