@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from breakeven.lab.acceptance import Acceptance, acceptance
 from breakeven.lab.client.types import RequestResult
+from breakeven.lab.gates import failed
 from breakeven.lab.load import open_window
 from breakeven.lab.quantity import Distribution, Provenance, Quantity, describe
 from breakeven.lab.texts import Agreement, agreement, is_looping
@@ -92,11 +93,7 @@ class CellMetrics:
 
 def is_valid(request: RequestResult) -> bool:
     """Ended properly and has a token count from the server."""
-    return _ended_properly(request) and request.completion_tokens is not None
-
-
-def _ended_properly(request: RequestResult) -> bool:
-    return request.error is None and (request.http_status is None or 200 <= request.http_status < 300)
+    return not failed(request) and request.completion_tokens is not None
 
 
 def request_metrics(r: RequestResult) -> RequestMetrics:
@@ -167,9 +164,9 @@ def cell_metrics(
     generator's run. `natural`: real text with EOS respected, without which acceptance means nothing. Distributions
     are over the valid requests; throughput has no value if a request that ended properly has no token count.
     """
-    finished = [r for r in requests if _ended_properly(r)]
+    finished = [r for r in requests if not failed(r)]
     valid = [r for r in finished if r.completion_tokens is not None]
-    failed, uncounted = len(requests) - len(finished), len(finished) - len(valid)
+    failures, uncounted = len(requests) - len(finished), len(finished) - len(valid)
     each = [request_metrics(r) for r in valid]
     looping = sum(m.looping for m in each) / len(each) if each else None
     accepted = acceptance(counters, requests, natural=natural, looping_share=looping)
@@ -219,10 +216,10 @@ def cell_metrics(
         looping_share=Quantity(looping, "1", Provenance.DERIVED, "" if each else "no valid request"),
         cached_share=_cached_share(valid),
         requests=len(requests),
-        failed=failed,
+        failed=failures,
         uncounted=uncounted,
         duration_s=Quantity((end_ns - start_ns) / 1e9, "s", Provenance.MEASURED),
-        notes=(*accepted.notes, *_lints(requests, failed, uncounted)),
+        notes=(*accepted.notes, *_lints(requests, failures, uncounted)),
     )
 
 
@@ -268,11 +265,11 @@ def _joined(arrays: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.float64)
 
 
-def _lints(requests: Sequence[RequestResult], failed: int, uncounted: int) -> list[str]:
+def _lints(requests: Sequence[RequestResult], failures: int, uncounted: int) -> list[str]:
     """What cannot be, or should not: each a sentence."""
     notes = []
-    if failed:
-        notes.append(f"{failed} of {len(requests)} requests failed")
+    if failures:
+        notes.append(f"{failures} of {len(requests)} requests failed")
     if uncounted:
         notes.append(f"{uncounted} of {len(requests)} requests have no token count")
     backwards = sum(
