@@ -30,8 +30,17 @@ from breakeven.lab.controls import Visit, aa_summary, control_lints, sentinel_su
 from breakeven.lab.effects import factor_effects
 from breakeven.lab.family import describe_family, with_adjusted_p
 from breakeven.lab.lints import cell_lints, with_run_lints
-from breakeven.lab.load import open_window
-from breakeven.lab.metrics import CellMetrics, acceptance, agreement, cell_metrics, is_valid, tpot_ms
+from breakeven.lab.metrics import (
+    CellMetrics,
+    acceptance,
+    agreement,
+    cell_metrics,
+    is_valid,
+    latency_ms,
+    tpot_ms,
+    ttft_ms,
+    window_named,
+)
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
 from breakeven.lab.stats.breakeven import break_even
@@ -67,7 +76,6 @@ from breakeven.lab.summary import (
 )
 from breakeven.lab.tails import tail_comparisons
 from breakeven.lab.verdict import explain, more_blocks, verdict
-from breakeven.lab.window import steady_window, whole_window
 
 METRICS: tuple[tuple[MetricName, str, Better], ...] = (
     ("throughput", "tok/s", "higher"),
@@ -210,17 +218,14 @@ def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
         record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=campaign.natural,
         open_loop=campaign.arrivals.open,
     )  # fmt: skip
-    if metrics.throughput_window == "steady":
-        window = open_window(record.requests) if campaign.arrivals.open else steady_window(record.requests, key.level)
-    else:
-        window = whole_window(record.requests)
+    window = window_named(metrics.throughput_window, record.requests, key.level, open_loop=campaign.arrivals.open)
     good = [r for r in record.requests if is_valid(r)]
     return _Cell(
         record=replace(record, requests=tuple(replace(r, chunks=()) for r in record.requests)),
         metrics=metrics,
         window_s=window.seconds if window is not None else None,
-        ttft_ms=np.asarray([(r.chunks[0].arrival_ns - r.intended_send_ns) / 1e6 for r in good if r.chunks]),
-        latency_ms=np.asarray([(r.end_ns - r.intended_send_ns) / 1e6 for r in good]),
+        ttft_ms=np.asarray([ttft for ttft in map(ttft_ms, good) if ttft is not None]),
+        latency_ms=np.asarray([latency_ms(r) for r in good]),
         tpot_ms=np.asarray([tpot for tpot in map(tpot_ms, good) if tpot is not None]),
     )
 

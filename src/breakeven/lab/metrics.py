@@ -102,10 +102,10 @@ def request_metrics(r: RequestResult) -> RequestMetrics:
     gaps = np.diff(arrivals) / MILLISECOND
     tpot, provenance = _tpot(r)
     return RequestMetrics(
-        ttft_ms=(int(arrivals[0]) - r.intended_send_ns) / MILLISECOND if arrivals.size else None,
+        ttft_ms=ttft_ms(r),
         tpot_ms=tpot,
         tpot_provenance=provenance,
-        latency_ms=(r.end_ns - r.intended_send_ns) / MILLISECOND,
+        latency_ms=latency_ms(r),
         send_lag_ms=(r.send_ns - r.intended_send_ns) / MILLISECOND,
         inter_chunk_ms=gaps,
         token_gap_ms=_token_gaps(r, gaps),
@@ -114,6 +114,16 @@ def request_metrics(r: RequestResult) -> RequestMetrics:
         cached_tokens=r.cached_tokens,
         looping=is_looping(r.text),
     )
+
+
+def ttft_ms(r: RequestResult) -> float | None:
+    """Intended send to first chunk in milliseconds; None without a chunk."""
+    return (r.chunks[0].arrival_ns - r.intended_send_ns) / MILLISECOND if r.chunks else None
+
+
+def latency_ms(r: RequestResult) -> float:
+    """Intended send to end in milliseconds."""
+    return (r.end_ns - r.intended_send_ns) / MILLISECOND
 
 
 def tpot_ms(r: RequestResult) -> float | None:
@@ -171,8 +181,8 @@ def cell_metrics(
     looping = sum(m.looping for m in each) / len(each) if each else None
     accepted = acceptance(counters, requests, natural=natural, looping_share=looping)
     tokens = sum(r.completion_tokens or 0 for r in valid)
-    whole = whole_window(requests)
-    steady = open_window(requests) if open_loop else steady_window(requests, level)
+    whole = window_named("whole", requests, level, open_loop=open_loop)
+    steady = window_named("steady", requests, level, open_loop=open_loop)
     missing = _why_no_throughput(len(valid), uncounted)
     whole_rate = _throughput(valid, whole, missing, "no time passed")
     never = "too few planned arrivals" if open_loop else f"the {level} streams were never all busy at once"
@@ -221,6 +231,15 @@ def cell_metrics(
         duration_s=Quantity((end_ns - start_ns) / 1e9, "s", Provenance.MEASURED),
         notes=(*accepted.notes, *_lints(requests, failures, uncounted)),
     )
+
+
+def window_named(
+    name: Literal["whole", "steady"], requests: Sequence[RequestResult], level: int, *, open_loop: bool
+) -> Window | None:
+    """One of a cell's two windows; None where it has none."""
+    if name == "whole":
+        return whole_window(requests)
+    return open_window(requests) if open_loop else steady_window(requests, level)
 
 
 def _why_no_throughput(valid: int, uncounted: int) -> str:
