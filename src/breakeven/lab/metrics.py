@@ -184,14 +184,15 @@ def cell_metrics(
     whole = window_named("whole", requests, level, open_loop=open_loop)
     steady = window_named("steady", requests, level, open_loop=open_loop)
     missing = _why_no_throughput(len(valid), uncounted)
-    whole_rate = _throughput(valid, whole, missing, "no time passed")
+    in_whole, in_steady = _tokens_within(valid, whole), _tokens_within(valid, steady)
+    whole_rate = _throughput(valid, whole, in_whole, missing, "no time passed")
     never = "too few planned arrivals" if open_loop else f"the {level} streams were never all busy at once"
-    steady_rate = _throughput(valid, steady, missing, never)
+    steady_rate = _throughput(valid, steady, in_steady, missing, never)
     use_steady = open_loop or uses_steady_window(len(requests), level)
     tpot_estimated = any(m.tpot_provenance is Provenance.ESTIMATED for m in each)
     token_gaps = [m.token_gap_ms for m in each if m.token_gap_ms is not None]
     gaps_known = bool(each) and len(token_gaps) == len([r for r in valid if r.chunks])
-    share = sum(tokens_within(r, steady) for r in valid) / tokens if steady and tokens else None
+    share = in_steady / tokens if steady and tokens else None
     return CellMetrics(
         throughput_tok_s=steady_rate if use_steady else whole_rate,
         throughput_whole_tok_s=whole_rate,
@@ -248,11 +249,16 @@ def _why_no_throughput(valid: int, uncounted: int) -> str:
     return "" if valid else "no valid request"
 
 
-def _throughput(valid: Sequence[RequestResult], window: Window | None, missing: str, no_window: str) -> Quantity:
+def _tokens_within(valid: Sequence[RequestResult], window: Window | None) -> float:
+    return sum(tokens_within(r, window) for r in valid) if window is not None else 0.0
+
+
+def _throughput(
+    valid: Sequence[RequestResult], window: Window | None, tokens: float, missing: str, no_window: str
+) -> Quantity:
     unit = "tok/s"
     if missing or window is None:
         return Quantity(None, unit, Provenance.DERIVED, missing or no_window)
-    tokens = sum(tokens_within(r, window) for r in valid)
     by_characters = window.name == "steady" and any(chunk.tokens is None for r in valid for chunk in r.chunks)
     note = f"{window.name} window of {window.seconds:.3f} s"
     if by_characters:  # at the edges only: the totals are the server's
