@@ -126,6 +126,9 @@ class _Value:
 
 ReducedCell = _Cell  # what `assemble` takes
 
+# The baseline's answer and an arm's to the same request
+_Pair = tuple[RequestResult, RequestResult]
+
 # (arm, condition, level, metric) → block → figure
 _Values = Mapping[tuple[str, str, int, str], Mapping[int, _Value]]
 
@@ -552,19 +555,27 @@ def _answers(cell: _Cell) -> dict[tuple[str, str], RequestResult]:
     return {(r.request_id.removeprefix(start), r.prompt_id): r for r in cell.record.requests if is_valid(r)}
 
 
+def _pairs(campaign: Campaign, valid: Mapping[CellKey, _Cell]) -> dict[CellKey, list[_Pair]]:
+    """By cell that the baseline has too: its answers, each beside the baseline's to the same request."""
+    answers = {key: _answers(cell) for key, cell in valid.items()}
+    found = {}
+    for key, mine in answers.items():
+        theirs = answers.get(replace(key, arm=campaign.baseline))
+        if theirs is not None and key.arm != campaign.baseline:
+            found[key] = [(theirs[at], own) for at, own in mine.items() if at in theirs]
+    return found
+
+
 def _agreements(
     campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
 ) -> list[AgreementSummary]:
     rows = []
+    by_cell = _pairs(campaign, valid)
     for arm in _arms(campaign):
         for condition in (ALL, *conditions):
             for level in (None, *sorted(campaign.levels)):
-                pairs: list[tuple[RequestResult, RequestResult]] = []
-                for cell in _members(arm, condition, level, conditions, valid):
-                    other = valid.get(replace(cell.key, arm=campaign.baseline))
-                    if other is not None:
-                        theirs = _answers(other)
-                        pairs += [(theirs[at], mine) for at, mine in _answers(cell).items() if at in theirs]
+                members = _members(arm, condition, level, conditions, valid)
+                pairs = [pair for cell in members for pair in by_cell.get(cell.key, ())]
                 if not pairs:
                     continue
                 found = agreement(
