@@ -30,8 +30,17 @@ from breakeven.lab.controls import Visit, aa_summary, control_lints, sentinel_su
 from breakeven.lab.effects import factor_effects
 from breakeven.lab.family import describe_family, with_adjusted_p
 from breakeven.lab.lints import cell_lints, with_run_lints
-from breakeven.lab.load import open_window
-from breakeven.lab.metrics import CellMetrics, acceptance, agreement, cell_metrics, is_valid, tpot_ms
+from breakeven.lab.metrics import (
+    CellMetrics,
+    acceptance,
+    agreement,
+    cell_metrics,
+    is_valid,
+    latency_ms,
+    tpot_ms,
+    ttft_ms,
+    window_named,
+)
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
 from breakeven.lab.stats.breakeven import break_even
@@ -67,7 +76,6 @@ from breakeven.lab.summary import (
 )
 from breakeven.lab.tails import tail_comparisons
 from breakeven.lab.verdict import explain, more_blocks, verdict
-from breakeven.lab.window import steady_window, whole_window
 
 METRICS: tuple[tuple[MetricName, str, Better], ...] = (
     ("throughput", "tok/s", "higher"),
@@ -88,7 +96,7 @@ class AnalysisError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class ReducedCell:
     """One cell, reduced: `requests` without their chunks; `window_s` of the headline throughput, None without one."""
 
     record: CellRecord
@@ -116,7 +124,8 @@ class _Value:
     provenance: Provenance
 
 
-ReducedCell = _Cell  # what `assemble` takes
+# The baseline's answer and an arm's to the same request
+_Pair = tuple[RequestResult, RequestResult]
 
 # (arm, condition, level, metric) → block → figure
 _Values = Mapping[tuple[str, str, int, str], Mapping[int, _Value]]
@@ -130,10 +139,10 @@ def analyse(run: RunDirectory) -> Summary:
     return summarise(run.campaign, run.environment, run.readable_cells())
 
 
-@with_run_lints
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:
     """As `analyse`, from what was read. Each record is reduced before the next is asked for."""
-    return assemble(campaign, environment, [_reduce(record, campaign) for record in records])
+    cells = [reduce_cell(record, campaign) for record in records]
+    return with_run_lints(campaign, assemble(campaign, environment, cells))
 
 
 def assemble(
@@ -203,44 +212,36 @@ def assemble(
 # Cells
 
 
-def _reduce(record: CellRecord, campaign: Campaign) -> _Cell:
-    """Metrics of a cell, computed once; its chunks are let go."""
+def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
+    """One cell, reduced to what `assemble` needs: metrics, computed once; its chunks are let go."""
     key = record.key
     metrics = cell_metrics(
         record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=campaign.natural,
         open_loop=campaign.arrivals.open,
     )  # fmt: skip
-    if metrics.throughput_window == "steady":
-        window = open_window(record.requests) if campaign.arrivals.open else steady_window(record.requests, key.level)
-    else:
-        window = whole_window(record.requests)
+    window = window_named(metrics.throughput_window, record.requests, key.level, open_loop=campaign.arrivals.open)
     good = [r for r in record.requests if is_valid(r)]
-    return _Cell(
+    return ReducedCell(
         record=replace(record, requests=tuple(replace(r, chunks=()) for r in record.requests)),
         metrics=metrics,
         window_s=window.seconds if window is not None else None,
-        ttft_ms=np.asarray([(r.chunks[0].arrival_ns - r.intended_send_ns) / 1e6 for r in good if r.chunks]),
-        latency_ms=np.asarray([(r.end_ns - r.intended_send_ns) / 1e6 for r in good]),
+        ttft_ms=np.asarray([ttft for ttft in map(ttft_ms, good) if ttft is not None]),
+        latency_ms=np.asarray([latency_ms(r) for r in good]),
         tpot_ms=np.asarray([tpot for tpot in map(tpot_ms, good) if tpot is not None]),
     )
-
-
-def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
-    """One cell, reduced to what `assemble` needs."""
-    return _reduce(record, campaign)
 
 
 def _arms(campaign: Campaign) -> list[str]:
     return [name for name in campaign.arms if name != campaign.baseline]
 
 
-def _conditions(campaign: Campaign, cells: Sequence[_Cell]) -> list[str]:
+def _conditions(campaign: Campaign, cells: Sequence[ReducedCell]) -> list[str]:
     """The campaign's domains; those of the cells where a prompt file names them."""
     named = list(campaign.workload.domains or ())
     return named + sorted({cell.key.condition for cell in cells} - set(named))
 
 
-def _ordered(cells: Sequence[_Cell], campaign: Campaign, conditions: Sequence[str]) -> list[_Cell]:
+def _ordered(cells: Sequence[ReducedCell], campaign: Campaign, conditions: Sequence[str]) -> list[ReducedCell]:
     """By block, then in the campaign's order. Raises AnalysisError for a cell that is no part of the campaign."""
     arms = list(campaign.arms)
     for cell in cells:
@@ -258,7 +259,7 @@ def _ordered(cells: Sequence[_Cell], campaign: Campaign, conditions: Sequence[st
     return ordered
 
 
-def _missing(campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell], blocks: int) -> list[str]:
+def _missing(campaign: Campaign, conditions: Sequence[str], cells: Sequence[ReducedCell], blocks: int) -> list[str]:
     present = {cell.key for cell in cells}
     planned = (
         CellKey(block, arm, condition, level)
@@ -279,7 +280,7 @@ def _is_sentinel(campaign: Campaign, key: CellKey) -> bool:
     return campaign.sentinel is not None and key.condition == SENTINEL
 
 
-def _visits(guards: Sequence[_Cell]) -> dict[str, list[Visit]]:
+def _visits(guards: Sequence[ReducedCell]) -> dict[str, list[Visit]]:
     """The valid sentinel cells that have a throughput, by arm."""
     visits: dict[str, list[Visit]] = defaultdict(list)
     for cell in guards:
@@ -294,7 +295,7 @@ def _visits(guards: Sequence[_Cell]) -> dict[str, list[Visit]]:
 
 
 def _values(
-    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell], *, sparse: bool = False
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell], *, sparse: bool = False
 ) -> _Values:
     values: dict[tuple[str, str, int, str], dict[int, _Value]] = defaultdict(dict)
     blocks = sorted({key.block for key in valid})
@@ -316,7 +317,7 @@ def _values(
     return values
 
 
-def _throughput(cells: Sequence[_Cell]) -> _Value | None:
+def _throughput(cells: Sequence[ReducedCell]) -> _Value | None:
     """Tokens within the cells' windows, divided by the windows' time."""
     tokens = seconds = 0.0
     for cell in cells:
@@ -328,7 +329,7 @@ def _throughput(cells: Sequence[_Cell]) -> _Value | None:
     return _Value(tokens / seconds, _weakest(cell.metrics.throughput_tok_s.provenance for cell in cells))
 
 
-def _mean_time(cells: Sequence[_Cell], metric: str) -> _Value | None:
+def _mean_time(cells: Sequence[ReducedCell], metric: str) -> _Value | None:
     """The mean over the requests of all cells, in milliseconds."""
     total, count = 0.0, 0
     parts: list[Distribution] = [getattr(cell.metrics, metric) for cell in cells]
@@ -491,8 +492,8 @@ def _noise(
 
 
 def _members(
-    arm: str, condition: str, level: int | None, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
-) -> list[_Cell]:
+    arm: str, condition: str, level: int | None, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
+) -> list[ReducedCell]:
     """The valid cells of an arm at a condition (or all) and a level (None: all)."""
     wanted = set(conditions) if condition == ALL else {condition}
     return [
@@ -503,7 +504,7 @@ def _members(
 
 
 def _acceptances(
-    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
 ) -> list[AcceptanceSummary]:
     rows = []
     for arm in campaign.arms:
@@ -516,7 +517,7 @@ def _acceptances(
 
 
 def _acceptance(
-    campaign: Campaign, arm: str, condition: str, level: int, cells: Sequence[_Cell]
+    campaign: Campaign, arm: str, condition: str, level: int, cells: Sequence[ReducedCell]
 ) -> AcceptanceSummary | None:
     """Counters summed over the cells; None if the arm drafted nothing or the server does not say."""
     counters: dict[str, float] = defaultdict(float)
@@ -546,25 +547,33 @@ def _acceptance(
     )
 
 
-def _answers(cell: _Cell) -> dict[tuple[str, str], RequestResult]:
+def _answers(cell: ReducedCell) -> dict[tuple[str, str], RequestResult]:
     """Valid answers by (place in the cell, prompt): the same in every arm of a block."""
     start = cell.key.id
     return {(r.request_id.removeprefix(start), r.prompt_id): r for r in cell.record.requests if is_valid(r)}
 
 
+def _pairs(campaign: Campaign, valid: Mapping[CellKey, ReducedCell]) -> dict[CellKey, list[_Pair]]:
+    """By cell that the baseline has too: its answers, each beside the baseline's to the same request."""
+    answers = {key: _answers(cell) for key, cell in valid.items()}
+    found = {}
+    for key, mine in answers.items():
+        theirs = answers.get(replace(key, arm=campaign.baseline))
+        if theirs is not None and key.arm != campaign.baseline:
+            found[key] = [(theirs[at], own) for at, own in mine.items() if at in theirs]
+    return found
+
+
 def _agreements(
-    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
 ) -> list[AgreementSummary]:
     rows = []
+    by_cell = _pairs(campaign, valid)
     for arm in _arms(campaign):
         for condition in (ALL, *conditions):
             for level in (None, *sorted(campaign.levels)):
-                pairs: list[tuple[RequestResult, RequestResult]] = []
-                for cell in _members(arm, condition, level, conditions, valid):
-                    other = valid.get(replace(cell.key, arm=campaign.baseline))
-                    if other is not None:
-                        theirs = _answers(other)
-                        pairs += [(theirs[at], mine) for at, mine in _answers(cell).items() if at in theirs]
+                members = _members(arm, condition, level, conditions, valid)
+                pairs = [pair for cell in members for pair in by_cell.get(cell.key, ())]
                 if not pairs:
                     continue
                 found = agreement(
@@ -592,7 +601,7 @@ def _agreements(
 
 
 def _distributions(
-    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
 ) -> list[DistributionSummary]:
     rows = []
     for metric in ("ttft", "latency"):
@@ -617,7 +626,7 @@ def _distributions(
 
 
 def _samples(
-    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, _Cell]
+    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
 ) -> dict[tuple[str, int, str], dict[int, NDArray[np.float64]]]:
     """The requests' times of each arm, level and time, by block; all conditions, as condition "all" has them."""
     samples: dict[tuple[str, int, str], dict[int, NDArray[np.float64]]] = defaultdict(dict)
@@ -637,7 +646,7 @@ def _samples(
 # What a reader should know
 
 
-def _invalid(cell: _Cell) -> InvalidCell:
+def _invalid(cell: ReducedCell) -> InvalidCell:
     key = cell.key
     return InvalidCell(
         cell=key.id, block=key.block, arm=key.arm, condition=key.condition, level=key.level,
@@ -646,7 +655,7 @@ def _invalid(cell: _Cell) -> InvalidCell:
 
 
 def _lints(
-    campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell], valid: Mapping[CellKey, _Cell]
+    campaign: Campaign, conditions: Sequence[str], cells: Sequence[ReducedCell], valid: Mapping[CellKey, ReducedCell]
 ) -> list[Lint]:
     where: dict[str, list[str]] = defaultdict(list)
     for cell in cells:
@@ -678,14 +687,14 @@ def _lints(
     return [*lints, *cell_lints(campaign, valid)]
 
 
-def _notes(cell: _Cell) -> list[str]:
+def _notes(cell: ReducedCell) -> list[str]:
     """The cell's own notes and those of its counters, each once."""
     problems = cell.record.extra.get("counter_problems") or []
     return list(dict.fromkeys([*cell.metrics.notes, *(str(problem) for problem in problems)]))
 
 
 def _length_lint(
-    campaign: Campaign, conditions: Sequence[str], arm: str, level: int, valid: Mapping[CellKey, _Cell]
+    campaign: Campaign, conditions: Sequence[str], arm: str, level: int, valid: Mapping[CellKey, ReducedCell]
 ) -> list[Lint]:
     """Arms that do not write equally much do not do the same work."""
     ours = _mean_length(_members(arm, ALL, level, conditions, valid))
@@ -701,7 +710,7 @@ def _length_lint(
     ]
 
 
-def _mean_length(cells: Sequence[_Cell]) -> float | None:
+def _mean_length(cells: Sequence[ReducedCell]) -> float | None:
     counts = [r.completion_tokens or 0 for cell in cells for r in cell.record.requests if is_valid(r)]
     return sum(counts) / len(counts) if sum(counts) else None
 
@@ -710,7 +719,7 @@ def _mean_length(cells: Sequence[_Cell]) -> float | None:
 
 
 def _identity(
-    campaign: Campaign, conditions: Sequence[str], cells: Sequence[_Cell], blocks: int, *, sparse: bool = False
+    campaign: Campaign, conditions: Sequence[str], cells: Sequence[ReducedCell], blocks: int, *, sparse: bool = False
 ) -> RunIdentity:
     planned = blocks * len(campaign.arms) * (len(conditions) * len(campaign.levels) + (campaign.sentinel is not None))
     measured = [cell for cell in cells if cell.record.requests] or list(cells)
@@ -746,7 +755,7 @@ def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
     )
 
 
-def _cell_summary(cell: _Cell) -> CellSummary:
+def _cell_summary(cell: ReducedCell) -> CellSummary:
     key, m = cell.key, cell.metrics
     quantities: dict[str, Quantity] = {
         "throughput": m.throughput_tok_s,

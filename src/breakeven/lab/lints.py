@@ -6,14 +6,13 @@ figures: its sentence carries them.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from scipy.stats import f as f_distribution
 
@@ -32,7 +31,6 @@ WARMUP_MIN_LAUNCHES = 3
 CLOCK_DROP = 0.20  # of the run's median frequency
 SAME_SAMPLES_MIN = 4  # pairs of one prompt under two seeds that must all agree before sampling is called greedy
 SAME_SAMPLES_CHARACTERS = 40  # shorter answers may agree by chance
-P = ParamSpec("P")
 
 
 class Cell(Protocol):
@@ -65,29 +63,22 @@ def cell_lints(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> list[Lint]:
     return list(found)
 
 
-def with_run_lints(summarise: Callable[P, Summary]) -> Callable[P, Summary]:
-    """A decorator: adds to a measured run's summary what can be said of it as a whole.
+def with_run_lints(campaign: Campaign, summary: Summary) -> Summary:
+    """A measured run's summary, with what can be said of it as a whole.
 
-    Acceptance on prompts that are no text is marked not valid. The campaign is taken from the summary itself.
+    Acceptance on prompts that are no text is marked not valid.
     """
-
-    @functools.wraps(summarise)
-    def summarised(*args: P.args, **kwargs: P.kwargs) -> Summary:
-        summary = summarise(*args, **kwargs)
-        campaign = Campaign.model_validate_json(json.dumps(summary.campaign.resolved))
-        found = itertools.chain(
-            _same(prompts(summary.environment)),
-            _same(noisy_levels(campaign, summary.noise)),
-            _same(texts_differ(summary.agreement)),
-            _same(provenance(campaign, summary.environment)),
-        )
-        acceptance = summary.acceptance
-        if random_suites(summary.environment):
-            note = "acceptance not valid: the prompts are not real text"
-            acceptance = [row.model_copy(update={"valid": False, "notes": [*row.notes, note]}) for row in acceptance]
-        return summary.model_copy(update={"lints": [*summary.lints, *found], "acceptance": acceptance})
-
-    return summarised
+    found = itertools.chain(
+        _same(prompts(summary.environment)),
+        _same(noisy_levels(campaign, summary.noise)),
+        _same(texts_differ(summary.agreement)),
+        _same(provenance(campaign, summary.environment)),
+    )
+    acceptance = summary.acceptance
+    if random_suites(summary.environment):
+        note = "acceptance not valid: the prompts are not real text"
+        acceptance = [row.model_copy(update={"valid": False, "notes": [*row.notes, note]}) for row in acceptance]
+    return summary.model_copy(update={"lints": [*summary.lints, *found], "acceptance": acceptance})
 
 
 def _same(sentences: Iterator[str]) -> Iterator[Lint]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from breakeven.lab.client.types import RequestResult
+from breakeven.lab.gates import failed
 from breakeven.lab.window import Window
 
 OPEN_RAMP_UP_SHARE = 0.2  # of the planned arrivals' time, during which the streams in flight build up
@@ -43,7 +44,7 @@ def load_figures(requests: Sequence[RequestResult]) -> LoadFigures:
     sends = [r.send_ns for r in requests]
     ends = [max(r.end_ns, r.send_ns) for r in requests]
     intended = [r.intended_send_ns for r in requests]
-    completed = sum(r.error is None and (r.http_status is None or 200 <= r.http_status < 300) for r in requests)
+    completed = sum(not failed(r) for r in requests)
     whole_s = (max(ends) - min(intended)) / 1e9
     busy_ns = sum(end - send for send, end in zip(sends, ends, strict=True))
     span_ns = max(ends) - min(sends)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from breakeven.lab.acceptance import Acceptance, acceptance
 from breakeven.lab.client.types import RequestResult
+from breakeven.lab.gates import failed
 from breakeven.lab.load import open_window
 from breakeven.lab.quantity import Distribution, Provenance, Quantity, describe
 from breakeven.lab.texts import Agreement, agreement, is_looping
@@ -92,11 +93,7 @@ class CellMetrics:
 
 def is_valid(request: RequestResult) -> bool:
     """Ended properly and has a token count from the server."""
-    return _ended_properly(request) and request.completion_tokens is not None
-
-
-def _ended_properly(request: RequestResult) -> bool:
-    return request.error is None and (request.http_status is None or 200 <= request.http_status < 300)
+    return not failed(request) and request.completion_tokens is not None
 
 
 def request_metrics(r: RequestResult) -> RequestMetrics:
@@ -105,10 +102,10 @@ def request_metrics(r: RequestResult) -> RequestMetrics:
     gaps = np.diff(arrivals) / MILLISECOND
     tpot, provenance = _tpot(r)
     return RequestMetrics(
-        ttft_ms=(int(arrivals[0]) - r.intended_send_ns) / MILLISECOND if arrivals.size else None,
+        ttft_ms=ttft_ms(r),
         tpot_ms=tpot,
         tpot_provenance=provenance,
-        latency_ms=(r.end_ns - r.intended_send_ns) / MILLISECOND,
+        latency_ms=latency_ms(r),
         send_lag_ms=(r.send_ns - r.intended_send_ns) / MILLISECOND,
         inter_chunk_ms=gaps,
         token_gap_ms=_token_gaps(r, gaps),
@@ -117,6 +114,16 @@ def request_metrics(r: RequestResult) -> RequestMetrics:
         cached_tokens=r.cached_tokens,
         looping=is_looping(r.text),
     )
+
+
+def ttft_ms(r: RequestResult) -> float | None:
+    """Intended send to first chunk in milliseconds; None without a chunk."""
+    return (r.chunks[0].arrival_ns - r.intended_send_ns) / MILLISECOND if r.chunks else None
+
+
+def latency_ms(r: RequestResult) -> float:
+    """Intended send to end in milliseconds."""
+    return (r.end_ns - r.intended_send_ns) / MILLISECOND
 
 
 def tpot_ms(r: RequestResult) -> float | None:
@@ -167,24 +174,25 @@ def cell_metrics(
     generator's run. `natural`: real text with EOS respected, without which acceptance means nothing. Distributions
     are over the valid requests; throughput has no value if a request that ended properly has no token count.
     """
-    finished = [r for r in requests if _ended_properly(r)]
+    finished = [r for r in requests if not failed(r)]
     valid = [r for r in finished if r.completion_tokens is not None]
-    failed, uncounted = len(requests) - len(finished), len(finished) - len(valid)
+    failures, uncounted = len(requests) - len(finished), len(finished) - len(valid)
     each = [request_metrics(r) for r in valid]
     looping = sum(m.looping for m in each) / len(each) if each else None
     accepted = acceptance(counters, requests, natural=natural, looping_share=looping)
     tokens = sum(r.completion_tokens or 0 for r in valid)
-    whole = whole_window(requests)
-    steady = open_window(requests) if open_loop else steady_window(requests, level)
+    whole = window_named("whole", requests, level, open_loop=open_loop)
+    steady = window_named("steady", requests, level, open_loop=open_loop)
     missing = _why_no_throughput(len(valid), uncounted)
-    whole_rate = _throughput(valid, whole, missing, "no time passed")
+    in_whole, in_steady = _tokens_within(valid, whole), _tokens_within(valid, steady)
+    whole_rate = _throughput(valid, whole, in_whole, missing, "no time passed")
     never = "too few planned arrivals" if open_loop else f"the {level} streams were never all busy at once"
-    steady_rate = _throughput(valid, steady, missing, never)
+    steady_rate = _throughput(valid, steady, in_steady, missing, never)
     use_steady = open_loop or uses_steady_window(len(requests), level)
     tpot_estimated = any(m.tpot_provenance is Provenance.ESTIMATED for m in each)
     token_gaps = [m.token_gap_ms for m in each if m.token_gap_ms is not None]
     gaps_known = bool(each) and len(token_gaps) == len([r for r in valid if r.chunks])
-    share = sum(tokens_within(r, steady) for r in valid) / tokens if steady and tokens else None
+    share = in_steady / tokens if steady and tokens else None
     return CellMetrics(
         throughput_tok_s=steady_rate if use_steady else whole_rate,
         throughput_whole_tok_s=whole_rate,
@@ -219,11 +227,20 @@ def cell_metrics(
         looping_share=Quantity(looping, "1", Provenance.DERIVED, "" if each else "no valid request"),
         cached_share=_cached_share(valid),
         requests=len(requests),
-        failed=failed,
+        failed=failures,
         uncounted=uncounted,
         duration_s=Quantity((end_ns - start_ns) / 1e9, "s", Provenance.MEASURED),
-        notes=(*accepted.notes, *_lints(requests, failed, uncounted)),
+        notes=(*accepted.notes, *_lints(requests, failures, uncounted)),
     )
+
+
+def window_named(
+    name: Literal["whole", "steady"], requests: Sequence[RequestResult], level: int, *, open_loop: bool
+) -> Window | None:
+    """One of a cell's two windows; None where it has none."""
+    if name == "whole":
+        return whole_window(requests)
+    return open_window(requests) if open_loop else steady_window(requests, level)
 
 
 def _why_no_throughput(valid: int, uncounted: int) -> str:
@@ -232,11 +249,16 @@ def _why_no_throughput(valid: int, uncounted: int) -> str:
     return "" if valid else "no valid request"
 
 
-def _throughput(valid: Sequence[RequestResult], window: Window | None, missing: str, no_window: str) -> Quantity:
+def _tokens_within(valid: Sequence[RequestResult], window: Window | None) -> float:
+    return sum(tokens_within(r, window) for r in valid) if window is not None else 0.0
+
+
+def _throughput(
+    valid: Sequence[RequestResult], window: Window | None, tokens: float, missing: str, no_window: str
+) -> Quantity:
     unit = "tok/s"
     if missing or window is None:
         return Quantity(None, unit, Provenance.DERIVED, missing or no_window)
-    tokens = sum(tokens_within(r, window) for r in valid)
     by_characters = window.name == "steady" and any(chunk.tokens is None for r in valid for chunk in r.chunks)
     note = f"{window.name} window of {window.seconds:.3f} s"
     if by_characters:  # at the edges only: the totals are the server's
@@ -268,11 +290,11 @@ def _joined(arrays: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.float64)
 
 
-def _lints(requests: Sequence[RequestResult], failed: int, uncounted: int) -> list[str]:
+def _lints(requests: Sequence[RequestResult], failures: int, uncounted: int) -> list[str]:
     """What cannot be, or should not: each a sentence."""
     notes = []
-    if failed:
-        notes.append(f"{failed} of {len(requests)} requests failed")
+    if failures:
+        notes.append(f"{failures} of {len(requests)} requests failed")
     if uncounted:
         notes.append(f"{uncounted} of {len(requests)} requests have no token count")
     backwards = sum(

@@ -49,13 +49,14 @@ class Progress:
         self._began = time.monotonic()
         self._forecast = Forecast(run.campaign)
         done = run.measured_ids()
-        self._todo: dict[str, CellKey] = {c.key.id: c.key for c in schedule.cells() if c.key.id not in done}
-        self._total = sum(1 for _ in schedule.cells())
+        keys = {c.key.id: c.key for c in schedule.cells()}
+        self._todo: dict[str, CellKey] = {name: key for name, key in keys.items() if name not in done}
+        self._total = len(keys)
         self._launches_left = sum(
             any(cell.key.id in self._todo for cell in launch.cells) for launch in schedule.launches
         )
         for event in run.read_journal():  # what an earlier start has learnt about durations
-            key = next((c.key for c in schedule.cells() if c.key.id == event.get("cell")), None)
+            key = keys.get(str(event.get("cell")))
             if key is not None and event.get("requests") and isinstance(event.get("seconds"), (int, float)):
                 self._forecast.cell_took(key, float(event["seconds"]))
         self._invalid = 0

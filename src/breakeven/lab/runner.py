@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from breakeven.lab import environment, gates, texts
@@ -565,14 +565,4 @@ def _unmeasured(key: CellKey, reason: str) -> CellRecord:
 
 
 def _with_reason(record: CellRecord, reason: str) -> CellRecord:
-    return CellRecord(
-        key=record.key,
-        started_ns=record.started_ns,
-        ended_ns=record.ended_ns,
-        requests=record.requests,
-        invalid=(reason, *record.invalid),
-        counters=record.counters,
-        client_cpu_s=record.client_cpu_s,
-        send_lag_p99_ms=record.send_lag_p99_ms,
-        extra=record.extra,
-    )
+    return replace(record, invalid=(reason, *record.invalid))

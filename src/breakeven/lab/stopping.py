@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from breakeven.lab.campaign import Campaign
-from breakeven.lab.records import CellRecord, RunDirectory
+from breakeven.lab.records import RunDirectory
 from breakeven.lab.stats.ratio import Estimator, ratio_from_logs, sequence_ratio
 from breakeven.lab.summary import Comparison
 
@@ -34,9 +34,8 @@ def stop_after(run: RunDirectory, blocks: int) -> bool:
     campaign = run.campaign
     if campaign.stop.rule != "confidence_sequence" or blocks < campaign.stop.min_blocks:
         return False
-    records: list[CellRecord] = [record for record in run.read_cells() if record.key.block < blocks]
-    try:
-        summary = summarise(campaign, {}, records)
+    try:  # one cell is held at a time
+        summary = summarise(campaign, {}, (record for record in run.read_cells() if record.key.block < blocks))
     except AnalysisError:
         return False
     return decided(campaign, summary.comparisons, blocks)
