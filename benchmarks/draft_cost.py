@@ -25,6 +25,7 @@ from breakeven.engine.config import EngineConfig, ModelConfig, SpeculationConfig
 from breakeven.engine.engine import Engine
 from breakeven.engine.models.drafter import DrafterCheckpoint
 from breakeven.engine.models.drafter_config import DrafterConfig
+from breakeven.engine.models.drafter_tensors import drafter_shapes
 from breakeven.engine.models.load import load_model
 from breakeven.engine.proposers.base import DraftContext
 from breakeven.engine.proposers.eagle3 import Eagle3Proposer
@@ -45,37 +46,23 @@ HEADS = {  # intermediate size, KV heads, draft vocabulary
 
 def random_head(target: ModelConfig, inner: int, kv_heads: int, vocab: int) -> DrafterCheckpoint:
     """A drafter beside the target: its width, heads and head dimension."""
-    width, dim = target.hidden_size, target.head_dim
     config = DrafterConfig(
-        hidden_size=width,
-        target_hidden_size=width,
+        hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
         intermediate_size=inner,
         num_heads=target.num_heads,
         num_kv_heads=kv_heads,
-        head_dim=dim,
+        head_dim=target.head_dim,
         rms_norm_eps=target.rms_norm_eps,
         vocab_size=target.vocab_size,
         draft_vocab_size=vocab,
         tap_boundaries=(2, target.num_layers // 2, target.num_layers - 3),
     )
-    shapes = {
-        "fc": (width, 3 * width),
-        "midlayer.self_attn.q_proj": (target.num_heads * dim, 2 * width),
-        "midlayer.self_attn.k_proj": (kv_heads * dim, 2 * width),
-        "midlayer.self_attn.v_proj": (kv_heads * dim, 2 * width),
-        "midlayer.self_attn.o_proj": (width, target.num_heads * dim),
-        "midlayer.mlp.gate_proj": (inner, width),
-        "midlayer.mlp.up_proj": (inner, width),
-        "midlayer.mlp.down_proj": (width, inner),
-        "lm_head": (vocab, width),
-    }
     generator = torch.Generator().manual_seed(0)
     weights = {
-        f"{name}.weight": torch.randn(*shape, generator=generator) * shape[1] ** -0.5 for name, shape in shapes.items()
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * shape[1] ** -0.5
+        for name, shape in drafter_shapes(config).items()
     }
-    for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
-        weights[f"midlayer.{name}.weight"] = torch.ones(width)
-    weights["norm.weight"] = torch.ones(width)
     weights["d2t"] = torch.zeros(vocab, dtype=torch.int64)
     return DrafterCheckpoint(config, weights)
 

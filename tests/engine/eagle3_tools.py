@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from engine_tools import EAGLE3
 from torch import Tensor
 
 from breakeven.engine.config import EngineConfig, ModelConfig, SpeculationConfig
@@ -22,10 +23,8 @@ from breakeven.engine.proposers.base import DraftContext
 from breakeven.engine.proposers.eagle3 import Eagle3Proposer
 from breakeven.engine.tree import DraftTree
 
-CHAIN3 = SpeculationConfig("eagle3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
-TREE = SpeculationConfig("eagle3", num_steps=2, eagle_topk=4, num_draft_tokens=16)
+CHAIN3, TREE = EAGLE3["eagle3 chain"], EAGLE3["eagle3 tree"]
 DEEP_TREE = SpeculationConfig("eagle3", num_steps=4, eagle_topk=3, num_draft_tokens=12)
-NGRAM = SpeculationConfig("ngram", num_steps=3, eagle_topk=1, num_draft_tokens=4, ngram_min=1, ngram_max=3)
 Trees = list[DraftTree | None]
 
 

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from breakeven.engine.config import SpeculationConfig
+from breakeven.engine.config import EngineConfig, SpeculationConfig
 from breakeven.engine.engine import Engine
 from breakeven.engine.request import RequestOutput, SamplingParams, TokenOutput
 
+TINY = EngineConfig(
+    dtype="float32", page_size=4, kv_cache_tokens=2048, prefill_chunk=64, max_running_requests=32, debug_checks=True
+)
+TIGHT = dataclasses.replace(TINY, kv_cache_tokens=160, prefill_chunk=7, max_running_requests=8)
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 CHAIN = SpeculationConfig("ngram", num_steps=3, eagle_topk=1, num_draft_tokens=4, ngram_min=1, ngram_max=3)
 TREE = SpeculationConfig("ngram", num_steps=4, eagle_topk=3, num_draft_tokens=10, ngram_min=1, ngram_max=3)
-
-
 EAGLE3 = {
     "eagle3 chain": SpeculationConfig("eagle3", num_steps=3, eagle_topk=1, num_draft_tokens=4),
     "eagle3 tree": SpeculationConfig("eagle3", num_steps=2, eagle_topk=4, num_draft_tokens=16),
 }
+
+
+def sampled(seed: int, max_tokens: int = 24) -> SamplingParams:
+    """Everything that shapes a distribution, at once."""
+    return SamplingParams(
+        temperature=0.7,
+        top_p=0.9,
+        top_k=40,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+        repetition_penalty=1.1,
+        logit_bias={5: 1.0},
+        min_tokens=3,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop_token_ids=(7,),
+    )
 
 
 class ModeController:

@@ -22,20 +22,14 @@ from eagle3_tools import (
     random_drafter,
     tiny_engine,
 )
-from engine_tools import run_all
+from engine_tools import GREEDY, TIGHT, TINY, run_all
 
-from breakeven.engine.config import EngineConfig, SpeculationConfig
+from breakeven.engine.config import SpeculationConfig
 from breakeven.engine.engine import Engine
 from breakeven.engine.models.drafter import DrafterCheckpoint
 from breakeven.engine.models.load import LoadedModel, load_model
-from breakeven.engine.request import SamplingParams
 from breakeven.engine.tree import DraftTree
 
-TINY = EngineConfig(
-    dtype="float32", page_size=4, kv_cache_tokens=2048, prefill_chunk=64, max_running_requests=32, debug_checks=True
-)
-TIGHT = dataclasses.replace(TINY, kv_cache_tokens=160, prefill_chunk=7, max_running_requests=8)
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 VARIANTS: dict[str, dict[str, int | bool]] = {
     "plain": {},
     "norm_before_residual": {"norm_before_residual": True},

@@ -12,7 +12,6 @@ import torch
 from eagle3_tools import (
     CHAIN3,
     DEEP_TREE,
-    NGRAM,
     TREE,
     DraftLog,
     ShapeController,
@@ -22,7 +21,8 @@ from eagle3_tools import (
     random_drafter,
     tiny_engine,
 )
-from engine_tools import Finished, run_all
+from engine_tools import CHAIN as NGRAM
+from engine_tools import GREEDY, TIGHT, TINY, Finished, run_all, sampled
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,11 +34,7 @@ from breakeven.engine.models.drafter_save import save_drafter
 from breakeven.engine.models.load import LoadedModel, load_model
 from breakeven.engine.request import SamplingParams
 
-TINY = EngineConfig(
-    dtype="float32", page_size=4, kv_cache_tokens=2048, prefill_chunk=64, max_running_requests=32, debug_checks=True
-)
-TIGHT = dataclasses.replace(TINY, kv_cache_tokens=128, prefill_chunk=7, max_running_requests=8)
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+SMALLER = dataclasses.replace(TIGHT, kv_cache_tokens=128)
 SHAPES: dict[str, list[SpeculationConfig | None]] = {
     "off": [None],
     "chain": [CHAIN3],
@@ -51,22 +47,6 @@ SHAPES: dict[str, list[SpeculationConfig | None]] = {
 def use(controller: ShapeController, name: str) -> None:
     generator = random.Random(1)
     controller.restart(lambda step: generator.choice(SHAPES[name]))
-
-
-def sampled(seed: int, max_tokens: int = 24) -> SamplingParams:
-    return SamplingParams(
-        temperature=0.7,
-        top_p=0.95,
-        top_k=40,
-        presence_penalty=0.3,
-        frequency_penalty=0.2,
-        repetition_penalty=1.1,
-        logit_bias={5: 1.0},
-        min_tokens=3,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop_token_ids=(7,),
-    )
 
 
 def some_prompts(count: int, longest: int = 40) -> list[list[int]]:
@@ -104,7 +84,7 @@ def knowing(model: LoadedModel) -> Rig:
 
 @pytest.fixture(scope="module")
 def knowing_tight(model: LoadedModel) -> Rig:
-    return rig(model, TIGHT, knowing=True)
+    return rig(model, SMALLER, knowing=True)
 
 
 def tokens_of(results: list[Finished]) -> list[tuple[list[int], str]]:

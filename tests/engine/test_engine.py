@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_tools import CHAIN, ModeController, run_all
+from engine_tools import CHAIN, GREEDY, TIGHT, TINY, ModeController, run_all, sampled
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,12 +16,6 @@ from breakeven.engine.config import ConfigError, EngineConfig, SpeculationConfig
 from breakeven.engine.engine import Engine, RequestError
 from breakeven.engine.models.load import load_model
 from breakeven.engine.request import SamplingParams
-
-TINY = EngineConfig(
-    dtype="float32", page_size=4, kv_cache_tokens=2048, prefill_chunk=64, max_running_requests=32, debug_checks=True
-)
-TIGHT = dataclasses.replace(TINY, kv_cache_tokens=160, prefill_chunk=7, max_running_requests=8)
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
 def make(directory: Path, config: EngineConfig = TINY, seed: int = 0) -> tuple[Engine, ModeController]:
@@ -48,22 +42,6 @@ def some_prompts(count: int, longest: int = 40) -> list[list[int]]:
         motif = torch.randint(3, 300, (int(torch.randint(1, 6, (1,), generator=generator)),), generator=generator)
         prompts.append((motif.tolist() * length)[:length])
     return prompts
-
-
-def sampled(seed: int, max_tokens: int = 24) -> SamplingParams:
-    return SamplingParams(
-        temperature=0.7,
-        top_p=0.9,
-        top_k=40,
-        presence_penalty=0.3,
-        frequency_penalty=0.2,
-        repetition_penalty=1.1,
-        logit_bias={5: 1.0},
-        min_tokens=3,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop_token_ids=(7,),
-    )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

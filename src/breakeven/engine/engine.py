@@ -39,7 +39,7 @@ from breakeven.engine.stop import StopChecker
 from breakeven.engine.taps import FeatureTaps
 from breakeven.engine.tokenizer import IncrementalDetokenizer, Tokenizer
 from breakeven.engine.tree import DraftTree
-from breakeven.engine.verify import Accepted, walk
+from breakeven.engine.verify import Accepted, walk_batch
 
 logger = logging.getLogger("breakeven.engine")
 
@@ -238,10 +238,9 @@ class Engine:
         draws = result.token_list() if result is not None else []
         rounds: list[tuple[Scheduled, Accepted, int]] = []
         first = 0
-        for item in sampling:
-            count = item.rows.sampled
-            rounds.append((item, walk(item.tree, draws[first : first + count]), first))
-            first += count
+        for item, accepted in zip(sampling, walk_batch([item.tree for item in sampling], draws), strict=True):
+            rounds.append((item, accepted, first))
+            first += item.rows.sampled
         self._compact(rounds)
         if self._features is not None and taps is not None and scheduled:
             self._features.observe(_kept_rows(scheduled, rounds), taps.features)
@@ -314,7 +313,7 @@ class Engine:
         for item, accepted, _ in rounds:
             pages, prefix = item.rows.pages, item.rows.prefix
             for index, node in enumerate(accepted.nodes):
-                if item.tree is not None and node != index:
+                if node != index:
                     source, target = prefix + node, prefix + index
                     moves.append(
                         (pages[source // size] * size + source % size, pages[target // size] * size + target % size)

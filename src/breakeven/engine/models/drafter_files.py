@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from breakeven.engine.config import ConfigError
-from breakeven.engine.models.config_hf import read_json
-from breakeven.engine.models.weights import opened, safetensors_files
+from breakeven.engine.models.weights import indexed_files, opened, safetensors_files
 
 _TYPE_NAMES = {
     torch.float32: "F32",
@@ -77,16 +76,7 @@ def _weight_files(directory: Path) -> list[Path]:
     single, index = directory / "pytorch_model.bin", directory / "pytorch_model.bin.index.json"
     if has_safetensors or not (single.is_file() or index.is_file()):
         return safetensors_files(directory)
-    if single.is_file():
-        return [single]
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ConfigError(f"{index}: weight_map must map tensor names to file names; download the file again")
-    files = [directory / Path(name).name for name in sorted(set(weight_map.values()))]
-    for file in files:
-        if not file.is_file():
-            raise ConfigError(f"{file} is missing, though {index.name} names it; download it")
-    return files
+    return [single] if single.is_file() else indexed_files(index)
 
 
 def _unpickled(file: Path) -> dict[str, torch.Tensor]:

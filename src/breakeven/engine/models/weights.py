@@ -59,10 +59,15 @@ def safetensors_files(directory: Path) -> list[Path]:
             f"{single} is missing, and so is {index.name}; weights are read from safetensors only. Download them, or "
             "convert others with transformers' save_pretrained"
         )
+    return indexed_files(index)
+
+
+def indexed_files(index: Path) -> list[Path]:
+    """The files that a shard index names, beside it. ConfigError if it is malformed, or if one is missing."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ConfigError(f"{index}: weight_map must map tensor names to file names; download the file again")
-    files = [directory / Path(name).name for name in sorted(set(weight_map.values()))]
+    files = [index.parent / Path(name).name for name in sorted(set(weight_map.values()))]
     for file in files:
         if not file.is_file():
             raise ConfigError(f"{file} is missing, though {index.name} names it; download it")

@@ -93,18 +93,15 @@ class FeatureStore:
             full = computed // size * size
             skip = 0
             if full > prefix:
-                filed = request.filed
                 middle = prefix + 1  # slot i needs h_{i-1}: up to slot `prefix` from what waited
-                if filed < middle:
-                    chunks += request.chunks
-                    waiting.add(item.tokens, item.pages, filed, middle, size)
-                skip = full - 1 - prefix
-                start = max(filed, middle)
-                fresh.add(item.tokens, item.pages, start, full, size)
-                fresh_rows += rows[start - 1 - prefix : skip]
+                chunks += request.chunks
+                waiting.add(item.tokens, item.pages, request.filed, middle, size)
+                skip = full - middle
+                fresh.add(item.tokens, item.pages, middle, full, size)
+                fresh_rows += rows[:skip]
                 page_ids += item.pages[prefix // size : full // size]
-                page_rows += rows[size - 1 - prefix % size : computed : size][: full // size - prefix // size]
-                request.filed = max(full, 1)
+                page_rows += rows[size - 1 - prefix % size :: size]
+                request.filed = full
                 request.chunks = []
             places.append((request, len(remaining), len(rows) - skip))
             remaining += rows[skip:]
