@@ -18,7 +18,7 @@ from torch import Tensor
 
 from breakeven.engine.attention import KVCache
 from breakeven.engine.config import ConfigError, ModelConfig
-from breakeven.engine.linear import GatedUnit, Linear
+from breakeven.engine.linear import Linear
 from breakeven.engine.models.drafter_config import DrafterConfig
 from breakeven.engine.models.llama import rope_tables
 from breakeven.engine.step_ops import rotate
@@ -86,7 +86,7 @@ class Drafter:
         self._kv = linear("self_attn.k_proj", "self_attn.v_proj")  # again, for the rows that need nothing else
         self._output = linear("self_attn.o_proj")
         self._post_norm = get("midlayer.post_attention_layernorm.weight")
-        self._gated = GatedUnit(get("midlayer.mlp.gate_proj.weight"), get("midlayer.mlp.up_proj.weight"), None, None)
+        self._gate_up = linear("mlp.gate_proj", "mlp.up_proj")
         self._down = linear("mlp.down_proj")
         self._final_norm = get("norm.weight")
         self._embedding = _own_or_targets(
@@ -201,7 +201,8 @@ class Drafter:
         attended = attended.view(batch, kv_heads, fold, width, dim).permute(0, 3, 1, 2, 4).reshape(count, heads * dim)
         hidden = self._output.add(attended, residual)
         normed = F.rms_norm(hidden, (config.hidden_size,), self._post_norm, config.rms_norm_eps)
-        return self._down.add(self._gated(normed), hidden)
+        gate, up = self._gate_up(normed).chunk(2, dim=-1)
+        return self._down.add(F.silu(gate) * up, hidden)
 
     def predict(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """(logits [rows, draft vocab], what the next level takes for g [rows, hidden]) of the layer's output."""
