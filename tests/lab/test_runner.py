@@ -21,6 +21,7 @@ from breakeven.cli import lab as cli
 from breakeven.cli.main import app
 from breakeven.lab import records
 from breakeven.lab.analysis import analyse
+from breakeven.lab.arms.launched import LaunchedArm
 from breakeven.lab.events import CellBegan, CellEnded, CellProgress, Event, LaunchFailed, RunBegan
 from breakeven.lab.mock import MockProcess, MockScript
 from breakeven.lab.plan import build_schedule, load_suites
@@ -216,6 +217,26 @@ def test_a_server_that_dies_in_a_cell_makes_that_one_invalid_and_is_launched_aga
     starts = [e["launch"] for e in run.read_journal() if e["event"] == "arm_started" and e["arm"] == "bad"]
     assert starts == [1, 2]
     assert servers_left(run) == []
+
+
+def test_a_server_that_takes_a_moment_to_end_ended_in_the_cell_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen_dead: list[bool] = []
+    alive = LaunchedArm.alive
+
+    def lagging(arm: LaunchedArm) -> bool:
+        if alive(arm):
+            return True
+        seen_dead.append(True)
+        return len(seen_dead) == 1  # its sockets are closed, and it has not quite ended
+
+    monkeypatch.setattr(LaunchedArm, "alive", lagging)
+    given = _one_bad({"die_after": 2, "death": "exit", "fault_from": 6}, levels=[1, 2, 3])
+    _, outcome = execute(tmp_path / "run", given)
+    assert len(seen_dead) >= 2
+    (reasons,) = outcome.invalid.values()
+    assert reasons[0].startswith("the server ended during the cell: exit status 1; its log ends:")
 
 
 def test_a_campaign_that_says_so_stops_when_a_server_dies(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _PROBE_PROMPT = Prompt("ready", "ready", ({"role": "user", "content": "Say hello."},))
 _PROBE_TOKENS = 2
 _AHEAD = 256  # connections opened before an open loop, at most
+_DYING_S = 1.0  # how long a server that failed requests is watched for its end
+_DYING_POLL_S = 0.05
 _CLOCK_TRIES = 20
 _CLOCKS_TOGETHER_NS = 50_000
 _CELL_BYTES = 65_536  # set aside for a cell, besides…
@@ -375,7 +377,7 @@ class CampaignRunner:
         began = time.monotonic()
         self.on_event(CellBegan(cell.key, requests))
         record = self._measure(launch, cell)
-        died = "" if launch.arm.alive() else launch.arm.obituary()
+        died = "" if _outlived(launch.arm, record) else launch.arm.obituary()
         if died:
             reason = f"the server ended during the cell: {died}"
             record = _with_reason(record, reason)
@@ -562,6 +564,16 @@ def _rise(before: Any, arm: Arm) -> Rise:
 def _unmeasured(key: CellKey, reason: str) -> CellRecord:
     now = time.time_ns()
     return CellRecord(key, now, now, (), invalid=(reason,))
+
+
+def _outlived(arm: Arm, record: CellRecord) -> bool:
+    """Whether the server lives after the cell. One that broke its connections may take a moment to end."""
+    deadline = time.monotonic() + (_DYING_S if any(gates.failed(request) for request in record.requests) else 0.0)
+    while arm.alive():
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(_DYING_POLL_S)
+    return False
 
 
 def _with_reason(record: CellRecord, reason: str) -> CellRecord:
