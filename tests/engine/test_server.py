@@ -329,6 +329,7 @@ def test_values_that_change_nothing_are_accepted() -> None:
 def test_what_the_engine_refuses_is_a_400_with_its_reason() -> None:
     error = assert_error(post(FakeEngine(), COMPLETIONS, completion("x" * 5000)), 400)
     assert "context is 4096" in error["message"]
+    assert error["code"] == "context_length_exceeded"
     assert "empty" in assert_error(post(FakeEngine(), COMPLETIONS, completion("")), 400)["message"]
     assert "sequences" in assert_error(
         post(FakeEngine(config=EngineConfig(max_running_requests=2)), COMPLETIONS, completion(n=5), max_queue=1), 400

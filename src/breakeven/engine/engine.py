@@ -22,7 +22,15 @@ from breakeven.engine.proposers.base import DraftContext, Proposer
 from breakeven.engine.proposers.eagle3 import Eagle3Proposer
 from breakeven.engine.proposers.features import FeatureStore, KeptRows
 from breakeven.engine.proposers.ngram import NgramProposer
-from breakeven.engine.request import FinishReason, RequestOutput, SamplingParams, SpeculationStats, TokenOutput
+from breakeven.engine.request import (
+    ContextLengthError,
+    FinishReason,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+    SpeculationStats,
+    TokenOutput,
+)
 from breakeven.engine.runner import Runner
 from breakeven.engine.sampling import (
     RowSpec,
@@ -44,10 +52,6 @@ from breakeven.engine.verify import Accepted, walk_batch
 logger = logging.getLogger("breakeven.engine")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class RequestError(ValueError):
-    """A request that the engine cannot serve; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +156,12 @@ class Engine:
         if wrong is not None:
             raise RequestError(f"token id {wrong} is outside the model's vocabulary of {vocab}")
         if len(prompt_ids) >= self.max_context:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has {len(prompt_ids)} tokens, but this server's maximum context length is "
                 f"{self.max_context} tokens, of which at least one is for the answer; shorten the prompt"
             )
         if params.max_tokens is not None and len(prompt_ids) + params.max_tokens > self.max_context:
-            raise RequestError(
+            raise ContextLengthError(
                 f"prompt ({len(prompt_ids)} tokens) and max_tokens ({params.max_tokens}) exceed this server's "
                 f"maximum context length of {self.max_context} tokens; shorten the prompt or lower max_tokens"
             )

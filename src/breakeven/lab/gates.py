@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from breakeven.lab.campaign import Gates
+from breakeven.lab.client.parse import says_overlong
 from breakeven.lab.client.types import RequestResult
 
 CLOCK_STEP_MS = 20.0  # a wall clock that gains this on the steady one within a cell, …
@@ -90,6 +91,12 @@ def _failures(requests: Sequence[RequestResult], gates: Gates, planned: int) -> 
     if bad:
         first = bad[0]
         words += f"; the first of them, {first.request_id}: {(first.error or f'HTTP {first.http_status}')[:_WORDS]}"
+    overlong = sum(says_overlong(r.error or "") for r in bad)
+    if overlong:
+        words += (
+            f". {overlong} prompts do not fit the server's context: raise its limit, lower max_tokens, or leave those "
+            f"prompts out"
+        )
     return words
 
 

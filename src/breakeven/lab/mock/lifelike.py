@@ -54,6 +54,8 @@ class Lifelike:
         if len(ids) >= script.context_limit:
             if "context_unchecked" not in faults:
                 message = f"the prompt has {len(ids)} tokens, and the context is {script.context_limit}"
+                if "context_uncoded" in faults:
+                    message = "bad request"
                 return Turn((), False, ids, None, 0, refusal=message)
             ids = ids[: script.context_limit - 1]
         pages = [ids[:end] for end in range(_PAGE, len(ids), _PAGE)]
