@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jinja2
 
 from breakeven.lab.report import cell_plots, plots, policy, words
+from breakeven.lab.stats.quantile import requests_floor
 from breakeven.lab.summary import ALL, BreakEvenSummary, Comparison, Summary
 
 _OPTIONAL = ("interactions", "main_effects", "tails", "multiplicity", "aa", "sentinel")
@@ -91,6 +92,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "pareto": cell_plots.pareto(summary),
         "tails": [chart for chart in tail_charts if chart is not None],
         "tail_rows": list(_tail_rows(summary)),
+        "floors": {name: requests_floor(quantile) for name, quantile in cell_plots.QUANTILES.items()},
         "stability": [chart for chart in stability if chart is not None],
         "gates": campaign.resolved.get("gates") or {},
         "times": [plots.time(summary, "ttft"), plots.time(summary, "tpot")],
