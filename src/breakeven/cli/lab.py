@@ -276,9 +276,10 @@ def _print_plan(
     console = Console()
     cells = list(schedule.cells())
     requests = sum(len(cell.prompt_ids) for cell in cells)
+    kind = "conditions" if campaign.factors else "domains"
     typer.echo(
         f"{campaign.name}: {len(campaign.arms)} arms (baseline {campaign.baseline}), {campaign.blocks} blocks, "
-        f"{len(schedule.conditions)} domains, {len(campaign.levels)} levels: {len(schedule.launches)} launches, "
+        f"{len(schedule.conditions)} {kind}, {len(campaign.levels)} levels: {len(schedule.launches)} launches, "
         f"{len(cells)} cells, {requests} requests of at most {campaign.workload.max_tokens} tokens\n"
     )
     typer.echo("Servers")
@@ -289,8 +290,8 @@ def _print_plan(
     for heading in (
         "block",
         "arms, in order of launch",
-        "domains",
-        "levels, in order" if campaign.arrivals.open else "streams, in order",
+        kind,
+        "levels, in order" if campaign.open_loop else "streams, in order",
     ):
         table.add_column(heading, overflow="fold")
     for block in range(campaign.blocks):
@@ -305,9 +306,11 @@ def _print_plan(
     typer.echo("")
     console.print(table)
     sizes = ", ".join(f"{campaign.requests_at(level)} at {level}" for level in sorted(campaign.levels))
-    if campaign.arrivals.open:
+    if campaign.open_loop:
+        arrivals = [campaign.setting(condition).arrivals for condition in schedule.conditions]
+        processes = " and ".join(dict.fromkeys(given.process for given in arrivals))
         typer.echo(
-            f"\nOpen loop, {campaign.arrivals.process} arrivals: a level is a rate of {campaign.arrivals.unit_rate:g} "
+            f"\nOpen loop, {processes} arrivals: a level is a rate of {arrivals[0].unit_rate:g} "
             f"requests/s times its number. Requests in a cell, by level: {sizes}"
         )
     else:

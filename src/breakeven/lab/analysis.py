@@ -3,8 +3,9 @@
 Rules, beside those of docs/statistics.md:
 - Only valid cells count. A block takes part in a comparison only where the cells of both arms are valid and have the
   figure; in condition "all", those of every condition.
-- Condition "all" pools the domains of a block. Throughput: the sum of the cells' tokens within their windows, divided
-  by the sum of the windows. Times: the mean over the requests of all cells.
+- Condition "all" pools the conditions of a block: the domains, each with every value of the declared factors.
+  Throughput: the sum of the cells' tokens within their windows, divided by the sum of the windows. Times: the mean over
+  the requests of all cells.
 - One figure per block, arm, condition and level goes into the statistics; requests are never n.
 """
 
@@ -24,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breakeven import __version__
-from breakeven.lab.campaign import SENTINEL, AttachArm, Campaign
+from breakeven.lab.campaign import JOIN, SENTINEL, AttachArm, Campaign
 from breakeven.lab.client.types import RequestResult
 from breakeven.lab.controls import Visit, aa_summary, control_lints, sentinel_summaries
-from breakeven.lab.effects import factor_effects
+from breakeven.lab.effects import crossed, factor_effects
 from breakeven.lab.family import describe_family, with_adjusted_p
 from breakeven.lab.lints import cell_lints, with_run_lints
 from breakeven.lab.metrics import (
@@ -214,12 +215,12 @@ def assemble(
 
 def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
     """One cell, reduced to what `assemble` needs: metrics, computed once; its chunks are let go."""
-    key = record.key
+    key, open_loop = record.key, campaign.open_loop
     metrics = cell_metrics(
-        record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=campaign.natural,
-        open_loop=campaign.arrivals.open,
+        record.requests, record.counters, record.started_ns, record.ended_ns, key.level,
+        natural=campaign.setting(key.condition).natural, open_loop=open_loop,
     )  # fmt: skip
-    window = window_named(metrics.throughput_window, record.requests, key.level, open_loop=campaign.arrivals.open)
+    window = window_named(metrics.throughput_window, record.requests, key.level, open_loop=open_loop)
     good = [r for r in record.requests if is_valid(r)]
     return ReducedCell(
         record=replace(record, requests=tuple(replace(r, chunks=()) for r in record.requests)),
@@ -236,19 +237,25 @@ def _arms(campaign: Campaign) -> list[str]:
 
 
 def _conditions(campaign: Campaign, cells: Sequence[ReducedCell]) -> list[str]:
-    """The campaign's domains; those of the cells where a prompt file names them."""
-    named = list(campaign.workload.domains or ())
-    return named + sorted({cell.key.condition for cell in cells} - set(named))
+    """The campaign's conditions; where a prompt file names the domains, those of the cells."""
+    domains = list(campaign.workload.domains or ())
+    domains += sorted({cell.key.condition.split(JOIN)[0] for cell in cells} - set(domains))
+    return campaign.condition_names(domains)
 
 
 def _ordered(cells: Sequence[ReducedCell], campaign: Campaign, conditions: Sequence[str]) -> list[ReducedCell]:
     """By block, then in the campaign's order. Raises AnalysisError for a cell that is no part of the campaign."""
     arms = list(campaign.arms)
     for cell in cells:
-        if cell.key.arm not in campaign.arms or cell.key.level not in campaign.levels:
+        if (
+            cell.key.arm not in campaign.arms
+            or cell.key.level not in campaign.levels
+            or cell.key.condition not in conditions
+        ):
             raise AnalysisError(
                 f"the cell {cell.key.id} is no part of the campaign (arms {', '.join(arms)}; levels"
-                f" {', '.join(map(str, campaign.levels))}): campaign.json and cells/ are not of the same run"
+                f" {', '.join(map(str, campaign.levels))}; conditions {', '.join(conditions[:20])}): campaign.json and"
+                f" cells/ are not of the same run"
             )
     ordered = sorted(
         cells, key=lambda c: (c.key.block, arms.index(c.key.arm), conditions.index(c.key.condition), c.key.level)
@@ -527,11 +534,12 @@ def _acceptance(
     requests = [r for cell in cells for r in cell.record.requests]
     good = sum(is_valid(r) for r in requests)
     looping = sum((c.metrics.looping_share.value or 0.0) * sum(is_valid(r) for r in c.record.requests) for c in cells)
-    found = acceptance(counters, requests, natural=campaign.natural, looping_share=looping / good if good else None)
+    natural = campaign.natural if condition == ALL else campaign.setting(condition).natural
+    found = acceptance(counters, requests, natural=natural, looping_share=looping / good if good else None)
     stated = [cell.stated_length.value for cell in cells if cell.stated_length and cell.stated_length.value is not None]
     if found.length.value is None and stated:
         mean = Quantity(sum(stated) / len(stated), "tokens", Provenance.SERVER_REPORTED, "as the files state it")
-        found = replace(found, length=mean, valid=campaign.natural)
+        found = replace(found, length=mean, valid=natural)
     if found.length.value is None:
         return None
     return AcceptanceSummary(
@@ -594,7 +602,10 @@ def _agreements(
                         common_prefix_share=found.common_prefix_share,
                         length_mismatches=found.length_mismatches,
                         token_mismatches=found.token_mismatches,
-                        expected=campaign.sampling.temperature == 0,
+                        expected=all(
+                            campaign.setting(name).sampling.temperature == 0
+                            for name in (conditions if condition == ALL else (condition,))
+                        ),
                     )
                 )
     return rows
@@ -664,11 +675,13 @@ def _lints(
         if cell.valid and cell.metrics.throughput_tok_s.value is None:
             where[f"no throughput: {cell.metrics.throughput_tok_s.note}"].append(cell.key.id)
     lints = [Lint(message=message, cells=names) for message, names in where.items()]
-    if campaign.arrivals.open:
+    if campaign.open_loop:
+        arrivals = [campaign.setting(condition).arrivals for condition in conditions]
+        processes = " and ".join(dict.fromkeys(a.process for a in arrivals))
         lints.append(
             Lint(
-                message=f"open loop, {campaign.arrivals.process} arrivals: a level is a rate, not a number of streams:"
-                f" its number times {campaign.arrivals.unit_rate:g} requests/s",
+                message=f"open loop, {processes} arrivals: a level is a rate, not a number of streams:"
+                f" its number times {arrivals[0].unit_rate:g} requests/s",
                 cells=[],
             )
         )
@@ -735,7 +748,7 @@ def _identity(
 
 
 def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
-    resolved = campaign.model_dump(mode="json")
+    resolved = campaign.resolved()
     canonical = json.dumps(resolved, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return CampaignDigest(
         name=campaign.name,
@@ -746,6 +759,7 @@ def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
             for name, settings in resolved["arms"].items()
         ],
         conditions=list(conditions),
+        factors=crossed(campaign, conditions) if campaign.factors else {},
         levels=sorted(campaign.levels),
         blocks=campaign.blocks,
         margin=campaign.margin,

@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from breakeven.lab.campaign import ARM_TYPES, Campaign, Speculation
+from breakeven.lab.campaign import ARM_TYPES, Arrivals, Campaign, Conditions, Sampling, Speculation
 
 MAX_BYTES = 1_000_000
 _MAX_NODES = 50_000  # after aliases are followed: a small file can unfold into a huge one
@@ -103,7 +103,16 @@ def _resolve_paths(campaign: Campaign, folder: Path) -> Campaign:
         arrivals = arrivals.model_copy(update={"trace": resolved(arrivals.trace)})
     if client.calibration not in ("quick", "off"):
         client = client.model_copy(update={"calibration": resolved(client.calibration)})
-    return campaign.model_copy(update={"workload": workload, "arrivals": arrivals, "client": client})
+    conditions = campaign.conditions
+    if conditions is not None and conditions.arrivals is not None:
+        named = {
+            name: given.model_copy(update={"trace": resolved(given.trace)})
+            for name, given in conditions.arrivals.items()
+        }
+        conditions = conditions.model_copy(update={"arrivals": named})
+    return campaign.model_copy(
+        update={"workload": workload, "arrivals": arrivals, "client": client, "conditions": conditions}
+    )
 
 
 def parse_campaign(text: str, source: str = "campaign") -> Campaign:
@@ -308,6 +317,10 @@ def _known_fields(path: FieldPath, value: Mapping[str, Any]) -> list[str]:
     if path[:1] == ("arms",) and len(path) >= 2:
         arm = value.get("arms", {}).get(path[1], {})
         model = ARM_TYPES.get(arm.get("type")) if len(path) == 2 else Speculation
+    elif path[:2] in (("conditions", "sampling"), ("conditions", "arrivals")) and len(path) == 3:
+        model = Sampling if path[1] == "sampling" else Arrivals
+    elif path[:1] == ("conditions",):
+        model = Conditions
     elif path:
         field = Campaign.model_fields.get(str(path[0]))
         annotation = field.annotation if field else None

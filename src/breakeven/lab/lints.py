@@ -175,8 +175,11 @@ def unseen_cache(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[Lint]:
         blind = [c for c in own if c.metrics.cached_share.value is None]
         if own and len(blind) == len(own):
             how = "resets" if own[0].record.extra.get("cache") == "reset" else "salts"
+            warm = {campaign.setting(c.record.key.condition).cache == "warm" for c in own}
+            rests = [f"that it was cold rests on {how}"] if False in warm else []
+            rests += ["that it was warm, as declared, rests on sending its prompts beforehand"] if True in warm else []
             yield Lint(
-                message=f"{name} does not report hits of its prefix cache: that it was cold rests on {how} alone"
+                message=f"{name} does not report hits of its prefix cache: {' and '.join(rests)} alone"
                 " (vLLM reports them with --enable-prompt-tokens-details)",
                 cells=[],
             )
@@ -184,10 +187,9 @@ def unseen_cache(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[Lint]:
 
 def lengths_at_limit(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[str]:
     """An arm that runs to max_tokens where the baseline stops by itself."""
-    if not campaign.natural:
-        return
+    natural = [c for c in cells if campaign.setting(c.record.key.condition).natural]
     shares = {}
-    for name, own in _by_arm(campaign, cells).items():
+    for name, own in _by_arm(campaign, natural).items():
         reasons = [r.finish_reason for c in own for r in c.record.requests if is_valid(r)]
         if reasons:
             shares[name] = sum(reason == "length" for reason in reasons) / len(reasons)
@@ -232,18 +234,19 @@ def prompt_tokens(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> Iterator
 
 def sampling_is_greedy(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[str]:
     """One prompt under several seeds, always the same text: sampling was asked for and not done."""
-    if not campaign.sampling.temperature or isinstance(campaign.sampling.seed, int):
-        return
-    for name, own in _by_arm(campaign, cells).items():
-        texts: dict[str, list[str]] = defaultdict(list)
+    sampled = {name: campaign.setting(name).sampling for name in {c.record.key.condition for c in cells}}
+    drawn = {name: s for name, s in sampled.items() if s.temperature and not isinstance(s.seed, int)}
+    for name, own in _by_arm(campaign, [c for c in cells if c.record.key.condition in drawn]).items():
+        texts: dict[tuple[str, str], list[str]] = defaultdict(list)
         for cell in own:
             for r in cell.record.requests:
                 if is_valid(r) and len(r.text) >= SAME_SAMPLES_CHARACTERS:
-                    texts[r.prompt_id].append(r.text)
+                    texts[cell.record.key.condition, r.prompt_id].append(r.text)
         pairs = [(a, b) for found in texts.values() for a, b in itertools.pairwise(found)]
         if len(pairs) >= SAME_SAMPLES_MIN and all(a == b for a, b in pairs):
             yield (
-                f"{name} gives one text per prompt whatever the seed, at temperature {campaign.sampling.temperature:g}:"
+                f"{name} gives one text per prompt whatever the seed, at temperature "
+                f"{' and '.join(f'{t:g}' for t in sorted({s.temperature or 0.0 for s in drawn.values()}))}:"
                 " it is greedy although sampling was asked for (top_k=1 in the model's generation_config.json does "
                 "that)"
             )
@@ -403,14 +406,19 @@ def noisy_levels(campaign: Campaign, noise: Sequence[Noise]) -> Iterator[str]:
 
 def texts_differ(agreement: Sequence[AgreementSummary]) -> Iterator[str]:
     """Greedy texts that should be the same and are not."""
+    pooled = {row.arm for row in agreement if row.condition == ALL and row.level is None and row.expected}
     for row in agreement:
-        if row.condition != ALL or row.level is not None or not row.expected or row.identical == row.pairs:
+        # Where only some conditions are greedy, these are looked at one by one.
+        if (row.condition == ALL) is not (row.arm in pooled) or row.level is not None:
             continue
+        if not row.expected or row.identical == row.pairs:
+            continue
+        where = "" if row.condition == ALL else f", {row.condition}"
         lengths = f", {row.token_mismatches} of them in length" if row.token_mismatches else ""
         yield (
-            f"{row.arm}: {row.pairs - row.identical} of {row.pairs} greedy answers differ from the baseline's{lengths}."
-            " Lossless speculation changes none; rounding in bf16 changes some even between two launches of one arm, so"
-            " hold it against an arm that repeats the baseline"
+            f"{row.arm}{where}: {row.pairs - row.identical} of {row.pairs} greedy answers differ from the baseline's"
+            f"{lengths}. Lossless speculation changes none; rounding in bf16 changes some even between two launches of "
+            "one arm, so hold it against an arm that repeats the baseline"
         )
 
 

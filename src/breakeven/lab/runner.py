@@ -18,7 +18,7 @@ from breakeven.lab.arms import Arm, Probe, ProcessIdentity, Ready, ResetError, S
 from breakeven.lab.arms.process import kill_leftover
 from breakeven.lab.arms.prometheus import Rise, rise
 from breakeven.lab.calibration import CalibrationError, Capacity, quick, read_capacity
-from breakeven.lab.campaign import Campaign
+from breakeven.lab.campaign import SENTINEL, Campaign
 from breakeven.lab.client.parse import parse_exchange
 from breakeven.lab.client.types import LoadResult, RequestResult, RequestSpec
 from breakeven.lab.client.workers import LoadClient, WorkerError
@@ -111,7 +111,9 @@ def check_requests(campaign: Campaign) -> None:
     """ValueError if the campaign's requests cannot be written, such as for an extra_body that overrides a field."""
     make = chat_body if campaign.workload.template == "chat" else completion_body
     workload = campaign.workload
-    make(_PROBE_PROMPT, "model", campaign.sampling.fields(), workload.max_tokens, None, workload.extra_body)
+    for condition in (SENTINEL, *campaign.condition_names(("one",))):
+        fields = campaign.setting(condition).sampling.fields()
+        make(_PROBE_PROMPT, "model", fields, workload.max_tokens, None, workload.extra_body)
 
 
 def check_resumable(run: RunDirectory, campaign: Campaign, schedule: Schedule) -> None:
@@ -351,7 +353,7 @@ class CampaignRunner:
         warm = self.campaign.warmup
         limit = min(warm.max_tokens, self.campaign.workload.max_tokens)
         specs = [
-            RequestSpec(f"warmup-{index}", prompt.id, self._body(launch, prompt, None, limit))
+            RequestSpec(f"warmup-{index}", prompt.id, self._body(launch, prompt, SENTINEL, None, limit))
             for index, prompt in enumerate(prompts)
         ]
         load = self._client.closed_loop(
@@ -397,6 +399,7 @@ class CampaignRunner:
                 arm.reset()
             except ResetError as problem:
                 return _unmeasured(key, f"not measured: {problem}")
+        filled = self._fill_cache(launch, cell, salt)
         counters_before = arm.counters()
         load = self._send(arm, key, specs)
         counters = _rise(counters_before, arm)
@@ -412,6 +415,7 @@ class CampaignRunner:
             start_ns=load.start_ns,
             end_ns=load.end_ns,
             client_cpu_s=max(load.worker_cpu_s),
+            cache=campaign.setting(key.condition).cache,
         )
         figures = load_figures(results)
         if counters.restarted:
@@ -439,6 +443,7 @@ class CampaignRunner:
                 "ready_s": launch.ready.seconds if launch.ready else None,
                 "cache": "reset" if arm.can_reset else "salted",
                 "salt": salt,
+                **filled,
                 "bodies_sha256": bodies_sha256,
                 "clock": load.clock,
                 "client_cpu_share": max(load.worker_cpu_s) / seconds,  # of the busiest process
@@ -451,6 +456,29 @@ class CampaignRunner:
             },
         )
 
+    def _fill_cache(self, launch: _Launch, cell: PlannedCell, salt: str | None) -> dict[str, Any]:
+        """In a cell whose cache is declared warm, sends each of its prompts once, for a single token.
+
+        Returns what the cell's record says of it; empty for a cold cell. Whether it worked is the gate's to judge.
+        """
+        key = cell.key
+        if self.campaign.setting(key.condition).cache == "cold":
+            return {}
+        specs = [
+            RequestSpec(f"{key.id}-fill-{index:05d}", prompt_id, self._body(launch, prompt, key.condition, None, 1))
+            for index, prompt_id in enumerate(dict.fromkeys(cell.prompt_ids))
+            for prompt in [self._prompt(key, prompt_id, salt)]
+        ]
+        load = self._client.closed_loop(
+            launch.arm.endpoint(self._route),
+            specs,
+            min(len(specs), key.level),
+            timeout_s=self.campaign.workload.request_timeout_s,
+            should_stop=_watch(launch.arm),
+        )
+        bad = sum(gates.failed(result) for result in map(parse_exchange, load.exchanges))
+        return {"cache_regime": "warm", "cache_fill_requests": len(specs), "cache_fill_failed": bad}
+
     def _send(self, arm: Arm, key: CellKey, specs: Sequence[RequestSpec]) -> LoadResult:
         timeout_s = self.campaign.workload.request_timeout_s
 
@@ -458,7 +486,7 @@ class CampaignRunner:
             self.on_event(CellProgress(key, done, failed))
 
         endpoint = arm.endpoint(self._route)
-        if self.campaign.arrivals.open:
+        if self.campaign.open_loop:
             ahead = min(len(specs), _AHEAD)
             return self._client.open_loop(
                 endpoint,
@@ -496,26 +524,37 @@ class CampaignRunner:
         specs = []
         digest = hashlib.sha256()
         for index, (prompt_id, seed) in enumerate(zip(cell.prompt_ids, cell.seeds, strict=True)):
-            prompt = self.schedule.prompt(cell.key.condition, prompt_id)
-            body = self._body(launch, salted(prompt, salt) if salt else prompt, seed)
+            body = self._body(launch, self._prompt(cell.key, prompt_id, salt), cell.key.condition, seed)
             digest.update(body + b"\n")
             offset = cell.offsets[index] if cell.offsets is not None else None
             specs.append(RequestSpec(f"{cell.key.id}-{index:05d}", prompt_id, body, offset))
         return specs, salt, digest.hexdigest()
 
-    def _body(self, launch: _Launch, prompt: Prompt, seed: int | None, max_tokens: int | None = None) -> bytes:
+    def _prompt(self, key: CellKey, prompt_id: str, salt: str | None) -> Prompt:
+        prompt = self.schedule.prompt(key.condition, prompt_id)
+        return salted(prompt, salt) if salt else prompt
+
+    def _body(
+        self, launch: _Launch, prompt: Prompt, condition: str, seed: int | None, max_tokens: int | None = None
+    ) -> bytes:
         assert launch.ready is not None
-        return self._build(launch.ready.model, prompt, seed, max_tokens, launch.arm.continuous_usage)
+        return self._build(launch.ready.model, prompt, condition, seed, max_tokens, launch.arm.continuous_usage)
 
     def _probe(self) -> Probe:
         # Without continuous usage: a server that refuses the option should say so in the first cell, with its words.
-        return Probe(self._route, lambda model: self._build(model, _PROBE_PROMPT, None, _PROBE_TOKENS, False))
+        return Probe(self._route, lambda model: self._build(model, _PROBE_PROMPT, SENTINEL, None, _PROBE_TOKENS, False))
 
     def _build(
-        self, model: str, prompt: Prompt, seed: int | None, max_tokens: int | None, continuous_usage: bool
+        self,
+        model: str,
+        prompt: Prompt,
+        condition: str,
+        seed: int | None,
+        max_tokens: int | None,
+        continuous_usage: bool,
     ) -> bytes:
         workload = self.campaign.workload
-        sampling = self.campaign.sampling.fields()
+        sampling = self.campaign.setting(condition).sampling.fields()
         if max_tokens is not None:  # not a measured request, and shorter than min_tokens may ask for
             sampling.pop("min_tokens", None)
         make = chat_body if workload.template == "chat" else completion_body

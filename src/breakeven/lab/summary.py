@@ -89,7 +89,12 @@ class CampaignDigest(_Model):
     sha256: str = Field(description="SHA-256 of the resolved campaign as canonical JSON")
     baseline: str = Field(description="name of the baseline arm")
     arms: list[ArmDigest] = Field(description="all arms, in the campaign's order")
-    conditions: list[str] = Field(description="prompt domains")
+    conditions: list[str] = Field(description="prompt domains; with factors, each domain with each of their values")
+    factors: dict[str, list[str]] = Field(
+        default={},
+        description="what is crossed, by name (`domain` first): its values, as they stand in a condition's name, joined"
+        " by `+`; empty where the domain is the only factor",
+    )
     levels: list[int] = Field(description="streams in closed loop")
     blocks: int = Field(description="planned blocks (launches of every arm)")
     margin: Number = Field(description="ratios within 1 / (1 + margin) and 1 + margin are too small to matter")
@@ -176,11 +181,17 @@ class FactorEffect(_Model):
 
     factor: str = Field(
         description="`arm × condition`: does the condition change the arm's ratio? `condition`: the baseline's own"
-        " figure; `arm`: the mean over conditions"
+        " figure; `arm`: the mean over conditions. With several factors also each by its name, the mean over the others"
+        " (`temperature`, `arm × temperature`), and two of them (`arm × temperature × cache`: does the one change how"
+        " the other changes the arm's ratio?)"
     )
     arm: str = Field(description="the arm; of `condition`: the baseline")
-    condition: str = Field(description="the condition in question; empty for the effect of an arm")
-    against: str = Field(description='what it is compared with: a condition, "the others", or the baseline arm')
+    condition: str = Field(
+        description="the condition, or the factor's value, in question; empty for the effect of an arm"
+    )
+    against: str = Field(
+        description='what it is compared with: a condition or value, "the others", or the baseline arm'
+    )
     metric: MetricName = Field(description="of which figure")
     level: int | None = Field(description="streams; null: the mean over all levels, of blocks that have all")
     ratio: Number = Field(description="geometric mean over blocks; 1.012: the arm gains 1.2% more there")

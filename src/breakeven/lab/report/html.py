@@ -82,6 +82,8 @@ def _context(summary: Summary) -> dict[str, Any]:
         "run": summary.run,
         "signs": words.SIGNS,
         "warning": words.warning(summary),
+        "regime": words.regime(summary),
+        "open_loop": words.open_loop(summary),
         "arms": [_arm(summary, arm) for arm in summary.arms],
         "extra": _extra(summary),
         "imported": words.imported(summary),

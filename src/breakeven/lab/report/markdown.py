@@ -16,6 +16,8 @@ def markdown(summary: Summary) -> str:
     lines = [f"## breakeven: {plain(summary.run.name)}", ""]
     if warning := words.warning(summary):
         lines += [f"> **{plain(warning)}**", ""]
+    for sentence in words.regime(summary):
+        lines += [f"> {plain(sentence)}", ""]
     if words.imported(summary):
         lines += [
             f"> Imported from {plain(', '.join(summary.environment['imported']['tools']))}: not measured here.",
@@ -42,7 +44,8 @@ def markdown(summary: Summary) -> str:
         lines.append("")
         domains = [d for d in c.conditions if len(c.conditions) > 1]
         if domains:
-            lines += [f"By domain, ratio of throughput at {', '.join(map(str, c.levels))} streams:", ""]
+            kind = "condition" if c.factors else "domain"
+            lines += [f"By {kind}, ratio of throughput at {', '.join(map(str, c.levels))} streams:", ""]
             for domain in domains:
                 found = [row.comparison for row in words.rows(summary, arm, domain)]
                 lines.append(f"- {plain(domain)}: " + ", ".join(f"{_number(x)} ({x.verdict})" for x in found))

@@ -129,7 +129,7 @@ def ratio(summary: Summary, arm: str) -> Chart:
             [row.level for row in rows],
             [row.ratio or 1.0 for row in rows],
             [(row.ci_low, row.ci_high) for row in rows],
-            "all domains" if len(c.conditions) > 1 else arm,
+            f"all {'conditions' if c.factors else 'domains'}" if len(c.conditions) > 1 else arm,
         )
         # An interval of two blocks can be absurdly wide: it is cut at the frame, and the table has the figures.
         low, high = max(min(seen), 0.1), min(max(seen), 10.0)

@@ -71,10 +71,12 @@ class _Printer:
         self.console.print(Text.assemble((clean(run.name), "bold"), "  ", (self._shown(clean(facts)), "dim")))
         if warning := words.warning(summary):
             self.console.print(Text(self._shown(f"! {warning}"), style="bold red"))
+        for sentence in words.regime(summary):
+            self._say(clean(sentence))
 
     def arm(self, summary: Summary, arm: str) -> None:
         c = summary.campaign
-        pooled = "" if len(c.conditions) == 1 else ", domains pooled"
+        pooled = "" if len(c.conditions) == 1 else f", {'conditions' if c.factors else 'domains'} pooled"
         self.console.print()
         self.console.print(Text.assemble((arm, "bold"), f" against {c.baseline}{pooled}"))
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)

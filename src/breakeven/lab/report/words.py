@@ -142,16 +142,60 @@ def break_even_sentence(found: BreakEvenSummary, confidence: float) -> str:
 
 
 def condition_sentences(summary: Summary, arm: str) -> list[str]:
-    """Did the prompts' domain matter? A sentence per contrast, over all levels; empty with one domain."""
+    """Did a factor matter? A sentence per contrast of each, over all levels; empty with one condition.
+
+    Where the domain is the only factor its values are the conditions.
+    """
     sentences = []
+    asked = {f"arm × {name}": name.replace("_", " ").capitalize() for name in summary.campaign.factors}
     for r in summary.interactions:
-        if (r.arm, r.metric, r.level) == (arm, "throughput", None):
+        factor = (asked or {"arm × condition": "Domain"}).get(r.factor)
+        if factor is not None and (r.arm, r.metric, r.level) == (arm, "throughput", None):
             interval = "" if r.ci_low is None or r.ci_high is None else f" [{percent(r.ci_low)}, {percent(r.ci_high)}]"
             sentences.append(
-                f"Domain: the ratio in {r.condition} against {r.against}, over all levels, is"
+                f"{factor}: the ratio in {r.condition} against {r.against}, over all levels, is"
                 f" {percent(r.ratio)}{interval}, {r.verdict}."
             )
     return sentences
+
+
+def regime(summary: Summary) -> list[str]:
+    """What is said of the conditions at the top: a cache declared warm, and the factors that are crossed."""
+    campaign, sentences = summary.campaign, []
+    factors = {name: values for name, values in campaign.factors.items() if len(values) > 1}
+    if factors:
+        told = " × ".join(f"{name.replace('_', ' ')} ({', '.join(values)})" for name, values in factors.items())
+        sentences.append(
+            f"Conditions: {told}, each with each; figures over all conditions pool them, and what a factor changes is"
+            " told apart below."
+        )
+    crossed = (campaign.resolved.get("conditions") or {}).get("cache") or ()
+    if "warm" in crossed or campaign.resolved.get("cache") == "warm":
+        where = ' In the conditions named "warm" the' if crossed else " The"
+        shares = [
+            share
+            for cell in summary.cells
+            if cell.valid and (not crossed or "warm" in cell.condition.split("+"))
+            for share in [cell.metrics["cached_share"].value]
+            if share is not None
+        ]
+        found = (
+            f" {min(shares):.0%} to {max(shares):.0%} of a valid cell's prompt tokens came from it."
+            if shares
+            else " The servers do not report its hits, so that it was warm rests on the sending alone."
+        )
+        sentences.append(
+            f"Declared warm prefix cache.{where} prompts of each cell were sent once before it was measured, so its"
+            f" times to first token leave most of the prefill out.{found}"
+        )
+    return sentences
+
+
+def open_loop(summary: Summary) -> bool:
+    """Is a level a rate, by the campaign?"""
+    resolved = summary.campaign.resolved
+    varied = (resolved.get("conditions") or {}).get("arrivals")
+    return bool(varied) or (resolved.get("arrivals") or {}).get("process", "closed") != "closed"
 
 
 def correction(summary: Summary, arm: str) -> str:
