@@ -775,3 +775,16 @@ def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
             bind("127.0.0.1", port)
+
+
+def test_tokenize_tells_the_ids_that_a_request_is_generated_from() -> None:
+    told = post(FakeEngine(), "/tokenize", chat(chat_template_kwargs={"think": True})).json()
+    answered = post(FakeEngine(), CHAT, chat(chat_template_kwargs={"think": True}, return_token_ids=True)).json()
+    assert told["tokens"] == answered["choices"][0]["prompt_token_ids"]
+    assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 4096)
+    assert post(FakeEngine(), "/tokenize", {"prompt": "abc"}).json()["tokens"] == [97, 98, 99]
+    assert (
+        "one prompt at a time" in assert_error(post(FakeEngine(), "/tokenize", {"prompt": ["a", "b"]}), 400)["message"]
+    )
+    assert_error(post(FakeEngine(), "/tokenize", {}), 400)
+    assert_error(post(FakeEngine(), "/tokenize", {"prompt": "a", "model": "another"}), 404)

@@ -319,7 +319,41 @@ def test_a_campaign_of_factors_runs_and_resumes_and_its_warm_cells_are_warm(tmp_
     assert len({record.extra["bodies_sha256"] for record in cells.values()}) == 5
     _, again = execute(tmp_path / "run", found)
     assert (again.measured, again.invalid) == (10, {})
-    assert "from it." in words.regime(analyse(run))[1]
+    summary = analyse(run)
+    assert "from it." in words.regime(summary)[1]
+    sent = {row.condition: row for row in summary.sent}
+    assert set(sent) == set(cells)
+    assert sent["coding+t0.8+warm"].fields == {"temperature": 0.8, "max_tokens": 32}
+    assert sent["coding+t0+cold"].seed.startswith("one per request")
+    assert all((row.rendered, row.rendered_alike) == (["off", "on"], True) for row in sent.values())
+    # One domain and block: the rendered prompts are the same, whatever the temperature and the cache.
+    assert len({c.rendered_sha256 for c in summary.cells if c.condition != SENTINEL}) == 1
+    html = page(summary)
+    assert "the same in off, on" in html
+    assert "temperature 0.8, max_tokens 32" in html
+
+
+def test_a_template_that_makes_other_tokens_of_as_many_words_is_named(tmp_path: Path) -> None:
+    found = campaign(
+        arms={"off": mock_arm(LIFE), "on": mock_arm({**LIFE, "faults": ["bos_other"]})}, levels=[1], blocks=1
+    )
+    run, outcome = execute(tmp_path / "run", found)
+    assert outcome.invalid == {}
+    summary = analyse(run)
+    assert [row.rendered_alike for row in summary.sent] == [False]
+    assert any(
+        "on and off do not render the same prompts: their token ids differ in 1 cells" in lint.message
+        for lint in summary.lints
+    )
+    assert "DIFFERENT in off, on" in page(summary)
+
+
+def test_a_server_without_tokenize_leaves_the_rendered_prompts_unknown(tmp_path: Path) -> None:
+    run, _ = execute(tmp_path / "run", campaign(levels=[1], blocks=1))
+    assert all("(/tokenize)" in record.extra["rendered"]["note"] for record in run.read_cells())
+    (row,) = analyse(run).sent
+    assert (row.rendered, row.rendered_alike) == ([], None)
+    assert "not told by any server" in page(analyse(run))
 
 
 def test_a_cache_declared_warm_that_stays_cold_invalidates_its_cells(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from breakeven.lab.metrics import (
 )
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
+from breakeven.lab.sent import rendered_sha256, sent_summaries
 from breakeven.lab.stats.breakeven import break_even
 from breakeven.lab.stats.power import noise_floor, smallest_detectable
 from breakeven.lab.stats.ratio import RatioEstimate, log_ratios, ratio_from_logs
@@ -207,6 +208,7 @@ def assemble(
         multiplicity=describe_family(campaign, comparisons),
         aa=aa_summary(campaign, comparisons),
         sentinel=sentinels,
+        sent=sent_summaries([cell.record for cell in every]),
     )
 
 
@@ -808,6 +810,8 @@ def _cell_summary(cell: ReducedCell) -> CellSummary:
         metrics={name: _figure(quantity) for name, quantity in quantities.items()},
         counters=dict(cell.record.counters),
         notes=_notes(cell),
+        bodies_sha256=cell.record.extra.get("bodies_sha256"),
+        rendered_sha256=rendered_sha256(cell.record),
     )
 
 

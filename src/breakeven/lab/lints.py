@@ -19,6 +19,7 @@ from scipy.stats import f as f_distribution
 from breakeven.lab.campaign import AttachArm, Campaign, CommandArm, EmbeddedArm, Speculation
 from breakeven.lab.metrics import CellMetrics, is_valid
 from breakeven.lab.records import CellKey, CellRecord
+from breakeven.lab.sent import unlike_prompts
 from breakeven.lab.summary import ALL, AgreementSummary, Lint, Noise, Summary
 from breakeven.lab.texts import COMMON_WORD_SHARE_MIN
 
@@ -52,6 +53,7 @@ def cell_lints(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> list[Lint]:
         unseen_cache(campaign, cells),
         _same(lengths_at_limit(campaign, cells)),
         _same(prompt_tokens(campaign, valid)),
+        _same(unlike_prompts([cell.record for cell in cells], campaign.baseline)),
         _same(sampling_is_greedy(campaign, cells)),
         _same(speculation(campaign, cells)),
         impossible(cells),

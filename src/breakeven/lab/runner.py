@@ -7,6 +7,7 @@ of a server that did not start are recorded as invalid and are tried again when 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -80,6 +81,7 @@ class _Launch:
     number: int  # of this arm in this block, from 1: more than one after a death or a resumption
     ready: Ready | None = None
     cells_s: float = 0.0
+    tokenizes: bool = True  # until the server has shown that it cannot
 
 
 def prepare(
@@ -444,6 +446,8 @@ class CampaignRunner:
                 "cache": "reset" if arm.can_reset else "salted",
                 "salt": salt,
                 **filled,
+                "sampling": self._sampling_sent(key.condition),
+                "rendered": self._rendered(launch, specs),
                 "bodies_sha256": bodies_sha256,
                 "clock": load.clock,
                 "client_cpu_share": max(load.worker_cpu_s) / seconds,  # of the busiest process
@@ -478,6 +482,34 @@ class CampaignRunner:
         )
         bad = sum(gates.failed(result) for result in map(parse_exchange, load.exchanges))
         return {"cache_regime": "warm", "cache_fill_requests": len(specs), "cache_fill_failed": bad}
+
+    def _sampling_sent(self, condition: str) -> dict[str, Any]:
+        """What the cell's requests say of how tokens are chosen; whatever is not named here is the server's default."""
+        workload, sampling = self.campaign.workload, self.campaign.setting(condition).sampling
+        return {
+            "fields": {**sampling.fields(), "max_tokens": workload.max_tokens},
+            "seed": sampling.seed,
+            "extra_body": dict(workload.extra_body),
+            "template": workload.template,
+        }
+
+    def _rendered(self, launch: _Launch, specs: Sequence[RequestSpec]) -> dict[str, Any]:
+        """A hash of what the server's template made of the cell's prompts, asked for after the cell.
+
+        By the server's own /tokenize: token ids, so that BOS and the template's arguments count. The hash is over the
+        ids of each distinct prompt in the order of first use, one JSON list a line.
+        """
+        digest, seen = hashlib.sha256(), set()
+        for spec in specs:
+            if spec.prompt_id in seen:
+                continue
+            ids = launch.arm.tokenize(json.loads(spec.body)) if launch.tokenizes else None
+            if ids is None:
+                launch.tokenizes = False
+                return {"sha256": None, "note": "the server does not tell its prompts' token ids (/tokenize)"}
+            seen.add(spec.prompt_id)
+            digest.update(json.dumps(ids).encode() + b"\n")
+        return {"sha256": digest.hexdigest(), "prompts": len(seen)}
 
     def _send(self, arm: Arm, key: CellKey, specs: Sequence[RequestSpec]) -> LoadResult:
         timeout_s = self.campaign.workload.request_timeout_s

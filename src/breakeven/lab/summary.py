@@ -122,6 +122,14 @@ class CellSummary(_Model):
     )
     counters: dict[str, Number] = Field(description="changes of the server's speculation counters over the cell")
     notes: list[str] = Field(description="warnings, in plain words")
+    bodies_sha256: str | None = Field(
+        default=None, description="SHA-256 of the request bodies as sent, salt and seeds included, in order"
+    )
+    rendered_sha256: str | None = Field(
+        default=None,
+        description="SHA-256 of the token ids that the server's template made of the prompts, by its own /tokenize;"
+        " null where it does not tell them",
+    )
 
 
 class LevelSummary(_Model):
@@ -363,6 +371,20 @@ class DistributionSummary(_Model):
     quantiles: list[Number] = Field(description="the 101 quantiles 0, 0.01, …, 1, by linear interpolation")
 
 
+class SentSummary(_Model):
+    """What the requests of a condition said of how tokens are chosen, and what became of their prompts."""
+
+    condition: str = Field(description="prompt domain, or that and the factors' values; `sentinel`")
+    template: str = Field(description="`chat` or `completions`: the route")
+    fields: dict[str, Any] = Field(description="sampling as sent; what is not named is each server's own default")
+    seed: str = Field(description="the seed rule in plain words")
+    extra_body: dict[str, Any] = Field(description="further fields of every request")
+    rendered: list[str] = Field(description="arms whose rendered prompts are known in every cell")
+    rendered_alike: bool | None = Field(
+        description="are they the same in all these arms, in every block and level? null with fewer than two"
+    )
+
+
 class InvalidCell(_Model):
     """A cell that does not count."""
 
@@ -419,6 +441,9 @@ class Summary(_Model):
     multiplicity: Multiplicity | None = Field(default=None, description="several questions at once")
     aa: AaSummary | None = Field(default=None, description="the baseline against itself; null without A/A blocks")
     sentinel: list[SentinelSummary] = Field(default=[], description="by arm; empty without a sentinel cell")
+    sent: list[SentSummary] = Field(
+        default=[], description="by condition: sampling and prompts as sent; empty for runs that do not record them"
+    )
 
     def to_json(self) -> str:
         """The text of `summary.json`; the same summary gives the same bytes."""

@@ -113,7 +113,7 @@ def prompt_ids(script: MockScript, chat: bool, body: Mapping[str, Any]) -> tuple
             words.append("<think>")
     else:
         words += str(body.get("prompt")).split()
-    bos = (BOS, BOS) if "bos_doubled" in faults else (BOS,)
+    bos = (BOS, BOS) if "bos_doubled" in faults else (0,) if "bos_other" in faults else (BOS,)
     return (*bos, *(2 + _number(word) % 50_000 for word in words))
 
 
