@@ -17,7 +17,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -77,6 +77,7 @@ from breakeven.lab.summary import (
     TimeName,
 )
 from breakeven.lab.tails import tail_comparisons
+from breakeven.lab.turns import TurnValues, turn_summaries, values_by_turn
 from breakeven.lab.verdict import explain, more_blocks, verdict
 
 METRICS: tuple[tuple[MetricName, str, Better], ...] = (
@@ -108,6 +109,7 @@ class ReducedCell:
     latency_ms: NDArray[np.float64]
     tpot_ms: NDArray[np.float64]
     stated_length: Quantity | None = None  # an acceptance length without counters: imported files only
+    turns: Mapping[int, TurnValues] = field(default_factory=dict)  # of sessions, by number
 
     @property
     def key(self) -> CellKey:
@@ -208,6 +210,9 @@ def assemble(
         multiplicity=describe_family(campaign, comparisons),
         aa=aa_summary(campaign, comparisons),
         sentinel=sentinels,
+        turns=turn_summaries([(cell.key.arm, cell.key.level, cell.turns) for cell in valid.values()])
+        if campaign.workload.sessions is not None
+        else [],
         sent=sent_summaries([cell.record for cell in every]),
     )
 
@@ -231,6 +236,7 @@ def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
         ttft_ms=np.asarray([ttft for ttft in map(ttft_ms, good) if ttft is not None]),
         latency_ms=np.asarray([latency_ms(r) for r in good]),
         tpot_ms=np.asarray([tpot for tpot in map(tpot_ms, good) if tpot is not None]),
+        turns=values_by_turn(record.requests) if campaign.workload.sessions is not None else {},
     )
 
 

@@ -230,6 +230,19 @@ class PromptFile(Section):
         return domain
 
 
+class Sessions(Section):
+    """Prompts of several turns are played turn by turn, as agents do; a level is then a number of sessions in play.
+
+    `think_s`: from an answer to the next turn (a tool at work, a reader), the mean where it is spread exponentially.
+    `answers`: what goes into the context for the model's turns, the prompt's recorded ones or the model's own.
+    """
+
+    think_s: float = Field(default=1.0, ge=0, le=3600)
+    think_spread: Literal["constant", "exponential"] = "constant"
+    answers: Literal["recorded", "own"] = "recorded"
+    max_turns: int | None = Field(default=None, ge=2, le=1000)
+
+
 class Workload(Section):
     """What is asked. Without `prompts_file` and `files` the prompts are those of the suites of breakeven."""
 
@@ -240,6 +253,12 @@ class Workload(Section):
     template: Literal["chat", "completions"] = "chat"
     extra_body: dict[str, Any] = Field(default_factory=dict)
     request_timeout_s: float = Field(default=600.0, gt=0)
+    sessions: Sessions | None = None
+
+    @field_validator("sessions", mode="before")
+    @classmethod
+    def _sessions(cls, value: Any) -> Any:
+        return Sessions() if value is True else None if value is False else value
 
     @field_validator("domains")
     @classmethod
@@ -580,6 +599,20 @@ class Campaign(Section):
         return self
 
     @model_validator(mode="after")
+    def _sessions_fit(self) -> Self:
+        if self.workload.sessions is None:
+            return self
+        if self.open_loop:
+            raise ValueError(
+                "workload.sessions is a closed loop, in which a turn waits for the answer: leave arrivals out"
+            )
+        if self.client.workers > 1:
+            raise ValueError("workload.sessions run in one client process: set client.workers to 1")
+        if self.workload.template != "chat":
+            raise ValueError("workload.sessions need the chat template: a dialogue as plain text has no turns")
+        return self
+
+    @model_validator(mode="after")
     def _sizes(self) -> Self:
         domains = self.workload.domains
         if self.sentinel is not None and domains and self.sentinel.domain not in (None, *domains):
@@ -685,6 +718,8 @@ class Campaign(Section):
             del found["gates"]["min_warm_share"]
         if self.cache == "cold":
             del found["cache"]
+        if self.workload.sessions is None:
+            del found["workload"]["sessions"]
         return found
 
     @property

@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from breakeven.lab.campaign import ARM_TYPES, Arrivals, Campaign, Conditions, Sampling, Speculation
+from breakeven.lab.campaign import ARM_TYPES, Arrivals, Campaign, Conditions, Sampling, Sessions, Speculation
 
 MAX_BYTES = 1_000_000
 _MAX_NODES = 50_000  # after aliases are followed: a small file can unfold into a huge one
@@ -319,6 +319,8 @@ def _known_fields(path: FieldPath, value: Mapping[str, Any]) -> list[str]:
         model = ARM_TYPES.get(arm.get("type")) if len(path) == 2 else Speculation
     elif path[:2] in (("conditions", "sampling"), ("conditions", "arrivals")) and len(path) == 3:
         model = Sampling if path[1] == "sampling" else Arrivals
+    elif path == ("workload", "sessions"):
+        model = Sessions
     elif path[:1] == ("conditions",):
         model = Conditions
     elif path:

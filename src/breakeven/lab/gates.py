@@ -63,10 +63,13 @@ def check_cell(
     end_ns: int,
     client_cpu_s: float,
     cache: Cache = "cold",
+    fresh: Sequence[RequestResult] | None = None,
 ) -> tuple[str, ...]:
     """The reasons why a cell is invalid, in plain words; empty for a valid one. `planned`: requests it should have.
 
     `cache`: what the campaign declares of the prefix cache. A cold one must not be warm, and a warm one not cold.
+    `fresh`: the requests whose prompts a cold cache must not hold; None: all. Of sessions these are the first turns,
+    since a later one finds its own history there.
     """
     return tuple(
         reason
@@ -76,7 +79,7 @@ def check_cell(
             _clock(requests, start_ns, end_ns),
             _send_lag(requests, gates),
             _lengths(requests, max_tokens),
-            _cache(requests, gates) if cache == "cold" else _cold_cache(requests, gates),
+            _cache(requests if fresh is None else fresh, gates) if cache == "cold" else _cold_cache(requests, gates),
             _client(gates, start_ns, end_ns, client_cpu_s),
         )
         if reason

@@ -18,6 +18,7 @@ from scipy.stats import f as f_distribution
 
 from breakeven.lab.campaign import AttachArm, Campaign, CommandArm, EmbeddedArm, Speculation
 from breakeven.lab.metrics import CellMetrics, is_valid
+from breakeven.lab.play import turn_of
 from breakeven.lab.records import CellKey, CellRecord
 from breakeven.lab.sent import unlike_prompts
 from breakeven.lab.summary import ALL, AgreementSummary, Lint, Noise, Summary
@@ -213,6 +214,8 @@ def lengths_at_limit(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[str]
 
 def prompt_tokens(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> Iterator[str]:
     """One request must be one prompt in every arm: another template, or a doubled BOS, shows in its token count."""
+    sessions = campaign.workload.sessions
+    own_context = sessions is not None and sessions.answers == "own"  # then only first turns are the same request
     different: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
     for key, cell in valid.items():
         other = valid.get(CellKey(key.block, campaign.baseline, key.condition, key.level))
@@ -223,6 +226,8 @@ def prompt_tokens(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> Iterator
             for r in other.record.requests
         }
         for r in cell.record.requests:
+            if own_context and turn_of(r.request_id) > 1:
+                continue
             base = theirs.get((r.request_id.removeprefix(key.id), r.prompt_id))
             if base is not None and r.prompt_tokens is not None and base != r.prompt_tokens:
                 different[key.arm].append((r.prompt_id, r.prompt_tokens, base))
@@ -239,11 +244,11 @@ def sampling_is_greedy(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[st
     sampled = {name: campaign.setting(name).sampling for name in {c.record.key.condition for c in cells}}
     drawn = {name: s for name, s in sampled.items() if s.temperature and not isinstance(s.seed, int)}
     for name, own in _by_arm(campaign, [c for c in cells if c.record.key.condition in drawn]).items():
-        texts: dict[tuple[str, str], list[str]] = defaultdict(list)
+        texts: dict[tuple[str, str, int], list[str]] = defaultdict(list)
         for cell in own:
             for r in cell.record.requests:
                 if is_valid(r) and len(r.text) >= SAME_SAMPLES_CHARACTERS:
-                    texts[cell.record.key.condition, r.prompt_id].append(r.text)
+                    texts[cell.record.key.condition, r.prompt_id, turn_of(r.request_id)].append(r.text)
         pairs = [(a, b) for found in texts.values() for a, b in itertools.pairwise(found)]
         if len(pairs) >= SAME_SAMPLES_MIN and all(a == b for a, b in pairs):
             yield (

@@ -28,6 +28,7 @@ from breakeven.lab.design import (
     stable_hash,
     stable_shuffle,
 )
+from breakeven.lab.play import turns_in
 from breakeven.lab.records import CellKey
 from breakeven.lab.stats.power import smallest_detectable
 from breakeven.lab.workload.arrivals import schedule as arrival_times
@@ -40,6 +41,7 @@ _WARMUP_SHARE = 4  # at most one in so many prompts of a suite is kept for warmi
 _SPARE_WARMUP = Prompt(
     "warmup", "warmup", ({"role": "user", "content": "Describe a lighthouse in winter, in a few sentences."},)
 )
+_ASSUMED_TURNS = 3  # of a session
 _STOP_S = 1.0  # assumed for ending a server
 
 
@@ -131,6 +133,8 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
     trace of arrivals cannot be read.
     """
     conditions = tuple(campaign.condition_names(suites))
+    if campaign.workload.sessions is not None:
+        suites = {name: _of_several_turns(suite) for name, suite in suites.items()}
     traces = _traces(campaign, conditions)
     blocks, seed = campaign.blocks, campaign.seed
     warmup, measured_ids = _keep_for_warmup(campaign, suites)
@@ -176,6 +180,14 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
             f"declared warm cache: each warm cell's prompts are sent once, before it, for a single token; a cell in "
             f"which less than {campaign.gates.min_warm_share:.0%} of the prompt tokens is then in the cache is invalid"
         )
+    sessions = campaign.workload.sessions
+    if sessions is not None:
+        turns = [turns_in(prompt, sessions) for name in dict.fromkeys(c.split(JOIN)[0] for c in conditions)
+                 for prompt in suites[name].prompts]  # fmt: skip
+        notes.append(
+            f"sessions: {len(turns)} prompts of several turns ({sum(turns) / len(turns):.1f} on average) are played "
+            f"turn by turn; a level is a number of sessions in play, and requests are counted in sessions"
+        )
     notes += [*lints.thresholds(campaign), *lints.unlike_metrics(campaign)]
     sha256 = _hash(campaign, suites, launches, warmup, traces)
     return Schedule(launches, conditions, dict(suites), warmup, tuple(notes), sha256)
@@ -205,6 +217,17 @@ def _choose(
             drawn[same] = select_cell_prompts(ids, needs, campaign.blocks, campaign.seed)
         chosen[condition] = drawn[same]
     return chosen
+
+
+def _of_several_turns(suite: Suite) -> Suite:
+    """The prompts that can be played. PromptError if none can."""
+    several = [p for p in suite.prompts if sum(message["role"] == "user" for message in p.messages) > 1]
+    if not several:
+        raise PromptError(
+            f"{suite.name} has no prompt of several turns, so there is no session to play: take the agentic suite, or "
+            f"files of dialogues (sharegpt, swe-bench)"
+        )
+    return make_suite(suite.name, several)
 
 
 def _within(suite: Suite, ids: Sequence[str], words: tuple[int, int] | None) -> Sequence[str]:
@@ -308,6 +331,8 @@ def _hash(
     if campaign.arrivals.open:  # its offsets follow from these
         content["arrivals"] = campaign.arrivals.model_dump(mode="json", exclude={"trace"})
         content["trace"] = _trace_hash(campaign.arrivals.trace, traces)
+    if campaign.workload.sessions is not None:
+        content["sessions"] = campaign.workload.sessions.model_dump(mode="json")
     if campaign.conditions is not None:
         named = (campaign.conditions.arrivals or {}).items()
         content["conditions"] = campaign.conditions.model_dump(mode="json", exclude={"arrivals"}) | {
@@ -352,9 +377,13 @@ def detectable(campaign: Campaign) -> list[tuple[float, float]]:
 def assumed_cell_s(campaign: Campaign, level: int, condition: str = SENTINEL) -> float:
     """How long a cell takes under the campaign's assumptions, every answer being max_tokens long."""
     requests, arrivals = campaign.requests_at(level, condition), campaign.setting(condition).arrivals
-    tokens = requests * campaign.workload.max_tokens
+    sessions = campaign.workload.sessions
+    turns = min(_ASSUMED_TURNS, sessions.max_turns or _ASSUMED_TURNS) if sessions is not None else 1
+    tokens = requests * turns * campaign.workload.max_tokens
     if not arrivals.open:
-        return tokens / _assumed_rate(campaign, min(level, requests))
+        streams = min(level, requests)
+        thinking = sessions.think_s * (turns - 1) * requests / streams if sessions is not None else 0.0
+        return tokens / _assumed_rate(campaign, streams) + thinking
     # No sooner than the last arrival and its answer, and no sooner than a saturated server gets through them.
     alone = campaign.workload.max_tokens / _assumed_rate(campaign, 1)
     return max(requests / arrivals.rate(level) + alone, tokens / _assumed_rate(campaign, requests))

@@ -19,10 +19,12 @@ from breakeven.lab.arms import Arm, Probe, ProcessIdentity, Ready, ResetError, S
 from breakeven.lab.arms.process import kill_leftover
 from breakeven.lab.arms.prometheus import Rise, rise
 from breakeven.lab.calibration import CalibrationError, Capacity, quick, read_capacity
-from breakeven.lab.campaign import SENTINEL, Campaign
+from breakeven.lab.campaign import SENTINEL, Campaign, Sessions
 from breakeven.lab.client.parse import parse_exchange
+from breakeven.lab.client.sessions import Messages, Session
 from breakeven.lab.client.types import LoadResult, RequestResult, RequestSpec
 from breakeven.lab.client.workers import LoadClient, WorkerError
+from breakeven.lab.design import stable_hash
 from breakeven.lab.events import (
     CellBegan,
     CellEnded,
@@ -37,6 +39,7 @@ from breakeven.lab.events import (
 )
 from breakeven.lab.load import load_figures
 from breakeven.lab.plan import PlannedCell, PlannedLaunch, Schedule, cell_salt
+from breakeven.lab.play import session_of, turn_of, turn_seed, turns_in
 from breakeven.lab.records import CellKey, CellRecord, RecordError, RunDirectory
 from breakeven.lab.stopping import stop_after
 from breakeven.lab.workload.prompt import Prompt, salted
@@ -70,6 +73,33 @@ class Outcome:
     invalid: Mapping[str, tuple[str, ...]]
     start_failures: tuple[str, ...] = ()
     stopped: bool = False  # by a server's death
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a cell sends: requests that are ready, or sessions, whose requests are made and noted as they are played."""
+
+    specs: Sequence[RequestSpec]
+    sessions: Sequence[Session]
+    body: Callable[[Messages, str], bytes]
+    made: Mapping[str, tuple[str, bytes]]  # request → prompt and body, of sessions
+
+    def sent(self) -> list[tuple[str, str, bytes]]:
+        """(request, prompt, body) in the cell's order, whatever the order of sending was."""
+        if not self.sessions:
+            return [(spec.request_id, spec.prompt_id, spec.body) for spec in self.specs]
+        return [(name, *self.made[name]) for name in sorted(self.made, key=self.position)]
+
+    def position(self, request_id: str) -> tuple[int, str, int]:
+        """Where a request stands in the cell: its name ends in its number, and in a session in that of its turn."""
+        name = request_id.rpartition("/")[0] if self.sessions else request_id
+        return len(name), name, turn_of(request_id)
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for _, _, body in self.sent():
+            digest.update(body + b"\n")
+        return digest.hexdigest()
 
 
 @dataclass(slots=True)
@@ -375,7 +405,7 @@ class CampaignRunner:
 
     def _cell(self, launch: _Launch, cell: PlannedCell) -> str:
         """Measures one cell and writes it. Returns how the server died, empty if it lives."""
-        requests = len(cell.prompt_ids)
+        requests = self._planned(cell)
         tokens = requests * self.campaign.workload.max_tokens
         self.run.reserve(_CELL_BYTES + requests * _REQUEST_BYTES + tokens * _TOKEN_BYTES)
         began = time.monotonic()
@@ -393,7 +423,8 @@ class CampaignRunner:
 
     def _measure(self, launch: _Launch, cell: PlannedCell) -> CellRecord:
         arm, key, campaign = launch.arm, cell.key, self.campaign
-        specs, salt, bodies_sha256 = self._requests(launch, cell)
+        salt = self._salt(key)
+        asked = self._requests(launch, cell, salt)
         before = environment.moment()
         wall, steady = _clocks()
         if arm.can_reset:
@@ -403,21 +434,21 @@ class CampaignRunner:
                 return _unmeasured(key, f"not measured: {problem}")
         filled = self._fill_cache(launch, cell, salt)
         counters_before = arm.counters()
-        load = self._send(arm, key, specs)
+        load = self._send(arm, key, asked)
         counters = _rise(counters_before, arm)
-        position = {spec.request_id: index for index, spec in enumerate(specs)}
         results: tuple[RequestResult, ...] = tuple(
-            sorted(map(parse_exchange, load.exchanges), key=lambda r: position[r.request_id])
+            sorted(map(parse_exchange, load.exchanges), key=lambda r: asked.position(r.request_id))
         )
         invalid = gates.check_cell(
             results,
             campaign.gates,
-            planned=len(specs),
+            planned=self._planned(cell),
             max_tokens=campaign.workload.max_tokens,
             start_ns=load.start_ns,
             end_ns=load.end_ns,
             client_cpu_s=max(load.worker_cpu_s),
             cache=campaign.setting(key.condition).cache,
+            fresh=None if campaign.workload.sessions is None else [r for r in results if turn_of(r.request_id) == 1],
         )
         figures = load_figures(results)
         if counters.restarted:
@@ -447,8 +478,8 @@ class CampaignRunner:
                 "salt": salt,
                 **filled,
                 "sampling": self._sampling_sent(key.condition),
-                "rendered": self._rendered(launch, specs),
-                "bodies_sha256": bodies_sha256,
+                "rendered": self._rendered(launch, asked),
+                "bodies_sha256": asked.sha256(),
                 "clock": load.clock,
                 "client_cpu_share": max(load.worker_cpu_s) / seconds,  # of the busiest process
                 "client": self._client_figures(figures.events, figures.events_per_s, load),
@@ -493,31 +524,45 @@ class CampaignRunner:
             "template": workload.template,
         }
 
-    def _rendered(self, launch: _Launch, specs: Sequence[RequestSpec]) -> dict[str, Any]:
+    def _rendered(self, launch: _Launch, asked: _Asked) -> dict[str, Any]:
         """A hash of what the server's template made of the cell's prompts, asked for after the cell.
 
         By the server's own /tokenize: token ids, so that BOS and the template's arguments count. The hash is over the
-        ids of each distinct prompt in the order of first use, one JSON list a line.
+        ids of each distinct prompt in the order of first use, one JSON list a line. Of sessions whose context is what
+        the model itself said, the first turns: the others are no arm's but its own.
         """
         digest, seen = hashlib.sha256(), set()
-        for spec in specs:
-            if spec.prompt_id in seen:
+        sessions = self.campaign.workload.sessions
+        first_only = sessions is not None and sessions.answers == "own"
+        for request_id, prompt_id, body in asked.sent():
+            turn = turn_of(request_id)
+            if (prompt_id, turn) in seen or (first_only and turn > 1):
                 continue
-            ids = launch.arm.tokenize(json.loads(spec.body)) if launch.tokenizes else None
+            ids = launch.arm.tokenize(json.loads(body)) if launch.tokenizes else None
             if ids is None:
                 launch.tokenizes = False
                 return {"sha256": None, "note": "the server does not tell its prompts' token ids (/tokenize)"}
-            seen.add(spec.prompt_id)
+            seen.add((prompt_id, turn))
             digest.update(json.dumps(ids).encode() + b"\n")
         return {"sha256": digest.hexdigest(), "prompts": len(seen)}
 
-    def _send(self, arm: Arm, key: CellKey, specs: Sequence[RequestSpec]) -> LoadResult:
+    def _send(self, arm: Arm, key: CellKey, asked: _Asked) -> LoadResult:
         timeout_s = self.campaign.workload.request_timeout_s
 
         def on_progress(done: int, failed: int) -> None:
             self.on_event(CellProgress(key, done, failed))
 
-        endpoint = arm.endpoint(self._route)
+        endpoint, specs = arm.endpoint(self._route), asked.specs
+        if asked.sessions:
+            return self._client.sessions(
+                endpoint,
+                asked.sessions,
+                key.level,
+                asked.body,
+                timeout_s=timeout_s,
+                on_progress=on_progress,
+                should_stop=_watch(arm),
+            )
         if self.campaign.open_loop:
             ahead = min(len(specs), _AHEAD)
             return self._client.open_loop(
@@ -549,18 +594,51 @@ class CampaignRunner:
     def _route(self) -> str:
         return ROUTES[self.campaign.workload.template]
 
-    def _requests(self, launch: _Launch, cell: PlannedCell) -> tuple[list[RequestSpec], str | None, str]:
-        salt = None
-        if self.campaign.salts_prompts:
-            salt = cell_salt(self.campaign, cell.key, str(self.run.environment.get("run_id", "")))
+    def _planned(self, cell: PlannedCell) -> int:
+        """Requests of a cell; of sessions, their turns."""
+        sessions = self.campaign.workload.sessions
+        if sessions is None:
+            return len(cell.prompt_ids)
+        return sum(turns_in(self.schedule.prompt(cell.key.condition, name), sessions) for name in cell.prompt_ids)
+
+    def _salt(self, key: CellKey) -> str | None:
+        if not self.campaign.salts_prompts:
+            return None
+        return cell_salt(self.campaign, key, str(self.run.environment.get("run_id", "")))
+
+    def _requests(self, launch: _Launch, cell: PlannedCell, salt: str | None) -> _Asked:
+        key, played = cell.key, self.campaign.workload.sessions
+        if played is not None:
+            return self._dialogues(launch, cell, salt, played)
         specs = []
-        digest = hashlib.sha256()
         for index, (prompt_id, seed) in enumerate(zip(cell.prompt_ids, cell.seeds, strict=True)):
-            body = self._body(launch, self._prompt(cell.key, prompt_id, salt), cell.key.condition, seed)
-            digest.update(body + b"\n")
+            body = self._body(launch, self._prompt(key, prompt_id, salt), key.condition, seed)
             offset = cell.offsets[index] if cell.offsets is not None else None
-            specs.append(RequestSpec(f"{cell.key.id}-{index:05d}", prompt_id, body, offset))
-        return specs, salt, digest.hexdigest()
+            specs.append(RequestSpec(f"{key.id}-{index:05d}", prompt_id, body, offset))
+        return _Asked(specs, (), lambda messages, name: b"", {})
+
+    def _dialogues(self, launch: _Launch, cell: PlannedCell, salt: str | None, played: Sessions) -> _Asked:
+        """The cell's sessions. Bodies are made as they are played, and kept for their hashes."""
+        key, campaign = cell.key, self.campaign
+        sessions, seeds = [], {}
+        for index, (prompt_id, seed) in enumerate(zip(cell.prompt_ids, cell.seeds, strict=True)):
+            name = f"{key.id}-{index:05d}"
+            draw = stable_hash("session", campaign.seed, key.block, key.condition, key.level, index)
+            sessions.append(session_of(self._prompt(key, prompt_id, salt), name, played, draw))
+            seeds[name] = seed
+        per_request = campaign.setting(key.condition).sampling.seed == "per_request"
+        bodies: dict[str, tuple[str, bytes]] = {}
+        prompt_ids = {session.id: session.prompt_id or session.id for session in sessions}
+
+        def body(messages: Messages, name: str) -> bytes:
+            session_id = name.rpartition("/")[0]
+            seed = turn_seed(seeds[session_id], turn_of(name), per_request=per_request)
+            prompt = Prompt(prompt_ids[session_id], "session", tuple(messages))
+            made = self._body(launch, prompt, key.condition, seed)
+            bodies[name] = (prompt.id, made)
+            return made
+
+        return _Asked([], tuple(sessions), body, bodies)
 
     def _prompt(self, key: CellKey, prompt_id: str, salt: str | None) -> Prompt:
         prompt = self.schedule.prompt(key.condition, prompt_id)

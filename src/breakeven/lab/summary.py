@@ -385,6 +385,21 @@ class SentSummary(_Model):
     )
 
 
+class TurnSummary(_Model):
+    """One turn number of the sessions of an arm at a level: all conditions and valid blocks together, no interval."""
+
+    arm: str = Field(description="arm")
+    condition: str = Field(description='"all"')
+    level: int = Field(description="sessions in play")
+    turn: int = Field(description="from 1; sessions that are shorter have no further turns")
+    requests: int = Field(description="valid requests")
+    ttft_ms: Number | None = Field(description="mean; from the end of the answer before, plus the think time")
+    tpot_ms: Number | None = Field(description="mean")
+    latency_ms: Number | None = Field(description="mean")
+    prompt_tokens: Number | None = Field(description="mean, by the server: the context so far")
+    cached_share: Number | None = Field(description="of the prompt tokens, those found in the prefix cache")
+
+
 class InvalidCell(_Model):
     """A cell that does not count."""
 
@@ -441,6 +456,7 @@ class Summary(_Model):
     multiplicity: Multiplicity | None = Field(default=None, description="several questions at once")
     aa: AaSummary | None = Field(default=None, description="the baseline against itself; null without A/A blocks")
     sentinel: list[SentinelSummary] = Field(default=[], description="by arm; empty without a sentinel cell")
+    turns: list[TurnSummary] = Field(default=[], description="of sessions, by turn; empty without sessions")
     sent: list[SentSummary] = Field(
         default=[], description="by condition: sampling and prompts as sent; empty for runs that do not record them"
     )

@@ -169,6 +169,19 @@ def regime(summary: Summary) -> list[str]:
             f"Conditions: {told}, each with each; figures over all conditions pool them, and what a factor changes is"
             " told apart below."
         )
+    if sessions := (campaign.resolved.get("workload") or {}).get("sessions"):
+        mean = " on average" if sessions.get("think_spread") == "exponential" else ""
+        context = (
+            "The context holds what the model itself said, so from the second turn on arms get the same prompts only"
+            " where their answers agree."
+            if sessions.get("answers") == "own"
+            else "The context holds recorded answers, the same for all arms."
+        )
+        sentences.append(
+            "Sessions: a level is a number of dialogues in play; each turn is sent when the answer before it has come"
+            f" and {sessions.get('think_s'):g} s{mean} have passed, so throughput includes that waiting. Later turns"
+            f" find their own history in the prefix cache. {context}"
+        )
     crossed = (campaign.resolved.get("conditions") or {}).get("cache") or ()
     if "warm" in crossed or campaign.resolved.get("cache") == "warm":
         where = ' In the conditions named "warm" the' if crossed else " The"
