@@ -41,7 +41,7 @@ from breakeven.lab.load import load_figures
 from breakeven.lab.plan import PlannedCell, PlannedLaunch, Schedule, cell_salt
 from breakeven.lab.play import session_of, turn_of, turn_seed, turns_in
 from breakeven.lab.records import CellKey, CellRecord, RecordError, RunDirectory
-from breakeven.lab.stopping import stop_after
+from breakeven.lab.stopping import Looks
 from breakeven.lab.workload.prompt import Prompt, salted
 from breakeven.lab.workload.request import chat_body, completion_body
 
@@ -176,8 +176,12 @@ class CampaignRunner:
     _start_failures: list[str] = field(default_factory=list)
     _invalid: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _client: LoadClient = field(default_factory=LoadClient)
+    _looks: Looks = field(init=False)
     _capacity: Capacity | None = None
     _capacity_note: str = "not calibrated (client.calibration: off)"
+
+    def __post_init__(self) -> None:
+        self._looks = Looks(self.run)
 
     def execute(self) -> Outcome:
         """Measures every cell that is not on disk yet. No server is left running, however it ends.
@@ -225,7 +229,7 @@ class CampaignRunner:
 
     def _ends_before(self, block: int, *, new: bool) -> bool:
         """Does the campaign's stopping rule say that the blocks so far are enough? Asked once at each new block."""
-        if not new or not stop_after(self.run, block):
+        if not new or not self._looks.enough(block):
             return False
         self.run.journal("run_decided", blocks=block)
         self.on_event(
