@@ -44,6 +44,7 @@ from breakeven.lab.metrics import (
 )
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
+from breakeven.lab.servers import servers
 from breakeven.lab.stats.breakeven import break_even
 from breakeven.lab.stats.power import noise_floor, smallest_detectable
 from breakeven.lab.stats.ratio import RatioEstimate, log_ratios, ratio_from_logs
@@ -137,7 +138,9 @@ def analyse(run: RunDirectory) -> Summary:
 
     A cell whose files are damaged is an invalid one; the rest is analysed.
     """
-    return summarise(run.campaign, run.environment, run.readable_cells())
+    told = servers(run.read_journal())
+    environment = {**run.environment, **({"servers": told} if told else {})}
+    return summarise(run.campaign, environment, run.readable_cells())
 
 
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:

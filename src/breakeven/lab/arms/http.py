@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from breakeven.lab.arms.base import Probe, Ready, ResetError, StartError
+from breakeven.lab.arms.logs import LogFacts
 from breakeven.lab.arms.prometheus import Series, speculation_series
 from breakeven.lab.client.generator import run_closed_loop
 from breakeven.lab.client.parse import parse_exchange
@@ -22,6 +23,7 @@ _CONTROL_TIMEOUT_S = 10.0
 _RESET_PATIENCE_S = 10.0
 _SETTLE_READS = 5
 _SETTLE_S = 0.05
+_VERSIONS = (("/version", "version"), ("/props", "build_info"), ("/server_info", "version"))  # llama.cpp's, SGLang's
 _NOT_YET = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 
@@ -142,12 +144,15 @@ class HttpServer:
         return f"a first request failed: {_first_words(result)}"
 
     def _version(self) -> str | None:
-        try:
-            answer = self._client.get(self.options.base_url + "/version")
-            version = answer.json().get("version")
-        except (httpx.HTTPError, ValueError, AttributeError):
-            return None
-        return str(version) if version is not None and answer.status_code == 200 else None
+        for route, name in _VERSIONS:
+            try:
+                answer = self._client.get(self.options.base_url + route)
+                version = answer.json().get(name) if answer.status_code == 200 else None
+            except (httpx.HTTPError, ValueError, AttributeError):
+                continue
+            if version is not None:
+                return str(version)
+        return None
 
     # Between cells
 
@@ -222,6 +227,9 @@ class HttpArm:
 
     def counters(self) -> Mapping[Series, float] | None:
         return self._server().counters()
+
+    def facts(self) -> LogFacts:
+        return LogFacts()
 
     def _hang_up(self) -> None:
         if self._http is not None:

@@ -11,6 +11,7 @@ import yaml
 
 from breakeven.lab.arms.base import Probe, Ready, StartError
 from breakeven.lab.arms.http import HttpArm, HttpOptions, HttpServer
+from breakeven.lab.arms.logs import LogFacts, read_log
 from breakeven.lab.arms.process import ProcessIdentity, ServerProcess, StopReport, free_port, port_is_free
 
 HOST = "127.0.0.1"
@@ -108,9 +109,10 @@ class LaunchedArm(HttpArm):
     def obituary(self) -> str:
         if self._process is None:
             return "never started"
-        words = self._process.last_words()
-        ending = self._process.how_it_ended()
-        return f"{ending}; its log ends:\n{words}" if words else f"{ending}; it wrote nothing to its log"
+        return self._process.obituary()
+
+    def facts(self) -> LogFacts:
+        return read_log(self._process.log_text()) if self._process is not None else LogFacts()
 
     def stop(self) -> StopReport:
         if self._process is None:
