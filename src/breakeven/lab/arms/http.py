@@ -13,7 +13,7 @@ import httpx
 
 from breakeven.lab.arms.base import Probe, Ready, ResetError, StartError
 from breakeven.lab.arms.logs import LogFacts
-from breakeven.lab.arms.prometheus import Series, speculation_series
+from breakeven.lab.arms.prometheus import Series, speculation_series, with_rounds
 from breakeven.lab.client.generator import run_closed_loop
 from breakeven.lab.client.parse import parse_exchange
 from breakeven.lab.client.types import Endpoint, RequestResult, RequestSpec
@@ -29,7 +29,10 @@ _NOT_YET = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """How to talk to a server. URLs are whole; `model` None: the first that /v1/models names."""
+    """How to talk to a server. URLs are whole; `model` None: the first that /v1/models names.
+
+    `drafted_per_round`: tokens that each round drafts, for servers that count drafted tokens and no rounds.
+    """
 
     base_url: str
     model: str | None = None
@@ -38,6 +41,7 @@ class HttpOptions:
     health_url: str | None = None
     reset_url: str | None = None
     metrics_url: str | None = None
+    drafted_per_round: int | None = None
 
 
 def base_url(url: str) -> str:
@@ -196,7 +200,10 @@ class HttpServer:
             answer = self._client.get(url)
         except httpx.HTTPError:
             return None
-        return speculation_series(answer.text) if answer.status_code == 200 else None
+        if answer.status_code != 200:
+            return None
+        found = speculation_series(answer.text)
+        return with_rounds(found, self.options.drafted_per_round) if self.options.drafted_per_round else found
 
     def answers(self) -> bool:
         """Whether anything at all answers at the URL."""

@@ -89,6 +89,7 @@ class LaunchedArm(HttpArm):
             health_url=whole(given.health_url),
             reset_url=whole(given.reset_url),
             metrics_url=whole(given.metrics_url),
+            drafted_per_round=given.drafted_per_round,
         )
 
     def wait_ready(self, probe: Probe) -> Ready:
