@@ -15,7 +15,7 @@ import torch
 from train_tools import TINY, tiny_weights
 
 from breakeven.engine.models.llama import LlamaModel
-from breakeven.train import decode_attention
+from breakeven.train import decode_attention, decode_sampling
 from breakeven.train.fast_generate import FastGenerator, GenerationJob
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -69,6 +69,15 @@ def test_on_a_gpu_it_agrees_with_pytorch(
 ) -> None:
     error = decode_attention.probe_error(torch.device("cuda"), dtype, fold * kv_heads, kv_heads, dim)
     assert error < tolerance
+
+
+@needs_triton
+@needs_cuda
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [61, 49152, 151_936])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_draws_invert_the_cumulated_softmax(vocab: int, dtype: torch.dtype) -> None:
+    assert decode_sampling.probe_error(torch.device("cuda"), dtype, vocab) < 1e-4
 
 
 @needs_triton

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,21 +66,32 @@ def append_and_attend(
 
 def why_not(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> str | None:
     """Why the kernel cannot serve this; None: it can. Compiles it, and holds its result to PyTorch's attention."""
-    if device.type != "cuda":
-        return f"the device is {device.type}, not CUDA"
     if head_dim & (head_dim - 1) or not 16 <= head_dim <= 256:
         return f"the head dimension {head_dim} is not a power of two from 16 to 256"
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    return compile_problem(
+        device, dtype, lambda: probe_error(device, dtype, num_heads, num_kv_heads, head_dim), tolerance
+    )
+
+
+def compile_problem(
+    device: torch.device, dtype: torch.dtype, probe: Callable[[], float], tolerance: float
+) -> str | None:
+    """Why a Triton kernel cannot serve: where it cannot run, does not compile, or its probe is off by more than
+    `tolerance`."""
+    if device.type != "cuda":
+        return f"the device is {device.type}, not CUDA"
     if dtype not in _DTYPES:
         return f"no kernel for {dtype}"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     try:
-        error = probe_error(device, dtype, num_heads, num_kv_heads, head_dim)
+        error = probe()
     except Exception as problem:  # a compiler's errors are of many types, and none may end the run
         lines = str(problem).strip().splitlines()
         return f"the Triton kernel did not compile or run: {type(problem).__name__}: {lines[0] if lines else ''}"
-    if not error <= (2e-2 if dtype != torch.float32 else 1e-4):  # not "greater": NaN is no agreement
-        return f"the Triton kernel is off by {error:.3g} from PyTorch's attention"
+    if not error <= tolerance:  # not "greater": NaN is no agreement
+        return f"the Triton kernel is off by {error:.3g} from PyTorch's result"
     return None
 
 

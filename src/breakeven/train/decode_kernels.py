@@ -1,4 +1,4 @@
-"""Triton kernels of a decoding step. Importing this needs triton: `decode_attention` and `draw` do so when asked.
+"""Triton kernels of a decoding step. Importing this needs triton; `decode_attention` and `decode_sampling` launch them.
 
 No `from __future__ import annotations` here: Triton reads `tl.constexpr` from the annotations themselves.
 """
@@ -66,3 +66,59 @@ def append_and_attend_kernel(
     result = mixed / total[:, None]
     to = out + (slot * KV_HEADS * FOLD + head * FOLD + rows[:, None]) * DIM + dims[None, :]
     tl.store(to, result.to(q.dtype), mask=live)
+
+
+@triton.jit
+def draw_kernel(
+    logits,
+    inverse,
+    noise,
+    uniform,
+    out,
+    row_stride,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program per row: the first argmax, or for rows with noise the token at which the cumulated softmax passes the
+    row's uniform number. Three readings: maximum and sum, the block that it falls into, the token in that block."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    at = logits + row * row_stride
+    factor = tl.load(inverse + row)
+    top = tl.max(tl.load(at + columns, mask=columns < VOCAB, other=float("-inf")).to(tl.float32), 0) * factor
+    best = tl.full([], VOCAB, tl.int32)
+    total = tl.full([], 0.0, tl.float32)
+    for start in range(0, VOCAB, BLOCK):
+        here = start + columns
+        x = tl.load(at + here, mask=here < VOCAB, other=float("-inf")).to(tl.float32) * factor
+        highest = tl.max(x, 0)
+        first = tl.min(tl.where(x == highest, here, VOCAB), 0)
+        best = tl.where((highest > top) | (start == 0), first, best)
+        higher = tl.maximum(top, highest)
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
+        top = higher
+
+    sampled = tl.load(noise + row) > 0
+    target = tl.load(uniform + row) * total
+    limit = sampled.to(tl.int32) * VOCAB  # a greedy row is done
+    passed = tl.full([], 0.0, tl.float32)  # probability of the blocks before, times total
+    before = tl.full([], 0.0, tl.float32)  # … of those before the chosen one
+    chosen = tl.full([], 0, tl.int32)
+    for start in range(0, limit, BLOCK):
+        here = start + columns
+        x = tl.load(at + here, mask=here < VOCAB, other=float("-inf")).to(tl.float32) * factor
+        mass = tl.sum(tl.exp(x - top), 0)
+        reached = (passed <= target) & (mass > 0)  # the last block that begins at or before the target
+        chosen = tl.where(reached, start, chosen)
+        before = tl.where(reached, passed, before)
+        passed += mass
+    here = chosen + columns
+    x = tl.load(at + here, mask=here < VOCAB, other=float("-inf")).to(tl.float32) * factor
+    mass = tl.exp(x - top)
+    beyond = (before + tl.cumsum(mass, 0) > target) & (mass > 0)
+    token = tl.min(tl.where(beyond, here, VOCAB), 0)
+    # rounding can leave the target behind the last sum: then the last token of that block that has any probability
+    last = tl.max(tl.where(mass > 0, here, 0), 0)
+    token = tl.where(token < VOCAB, token, last)
+    token = tl.where(sampled, token, best)
+    tl.store(out + row, tl.minimum(token, VOCAB - 1).to(tl.int64))  # rows of NaN stay in the vocabulary

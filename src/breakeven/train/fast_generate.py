@@ -20,6 +20,8 @@ from torch import Tensor
 
 from breakeven.engine.models.llama import LlamaModel
 from breakeven.train.decode_attention import append_and_attend, why_not
+from breakeven.train.decode_sampling import Draw, gumbel_draw, kernel_draw
+from breakeven.train.decode_sampling import why_not as why_no_draw
 from breakeven.train.target import Attend, causal_attention, run_layers
 
 _BUCKET = 128  # lengths of the KV that a step reads are multiples of this
@@ -87,17 +89,21 @@ class FastGenerator:
         self._jobs: list[GenerationJob | None] = [None] * slots
         self._graphs: dict[int, Callable[[], None]] = {}
         self._use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
-        if use_kernels is None:
-            reason = why_not(device, dtype, config.num_heads, config.num_kv_heads, config.head_dim)
-            use_kernels = reason is None
-            if reason is not None and device.type == "cuda":
-                warnings.warn(
-                    f"generation falls back to PyTorch's attention, a few times slower: {reason}", stacklevel=2
-                )
-        self.use_kernels = use_kernels
+        heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+        self.use_kernels = self._usable("attention", use_kernels, lambda: why_not(device, dtype, *heads))
+        fast_draw = self._usable("draw", use_kernels, lambda: why_no_draw(device, dtype, config.vocab_size))
+        self._draw: Draw = kernel_draw if fast_draw else gumbel_draw
         self._pool: Any = None  # of the graphs' memory, once there is one
         self._max_new = max_new_tokens
         torch.manual_seed(seed)
+
+    def _usable(self, what: str, wanted: bool | None, problem: Callable[[], str | None]) -> bool:
+        if wanted is not None:
+            return wanted
+        reason = problem()
+        if reason is not None and self.device.type == "cuda":
+            warnings.warn(f"generation falls back to PyTorch's {what}, which is slower: {reason}", stacklevel=3)
+        return reason is None
 
     def fits(self, job: GenerationJob) -> bool:
         """Whether the prompt and its answer fit a slot."""
@@ -198,7 +204,7 @@ class FastGenerator:
         self._inverse[slots] = torch.where(sampled, 1 / temperatures.clamp_min(1e-6), 1.0)
         self._noise[slots] = sampled.float()
         self._limit[slots] = torch.tensor([job.max_tokens for _, job in part], device=device)
-        first = _draw(self.model.head(hidden), self._inverse[slots], self._noise[slots])
+        first = self._draw(self.model.head(hidden), self._inverse[slots], self._noise[slots])
         self._position[slots] = last + 1
         self._current[slots] = first
         self._out[slots, 0] = first
@@ -243,7 +249,7 @@ class FastGenerator:
         position = self._position.clamp_max(length - 1)  # only inactive slots can be beyond
         attend = self._kernel_attention() if self.use_kernels else self._bucket_attention(position, length)
         hidden = run_layers(self.model, self._current, position, attend).hidden
-        token = _draw(self.model.head(hidden), self._inverse, self._noise)
+        token = self._draw(self.model.head(hidden), self._inverse, self._noise)
         token = torch.where(self._active, token, self._current)
         column = torch.where(self._active, self._count, torch.full_like(self._count, self._max_new))
         self._out[self._rows, column] = token  # inactive slots write to a column that nobody reads
@@ -286,11 +292,3 @@ class FastGenerator:
             return out.reshape(slots, kv_heads * fold, dim)
 
         return attend
-
-
-def _draw(logits: Tensor, inverse: Tensor, noise: Tensor) -> Tensor:
-    """argmax(logits / T + Gumbel noise): drawn from softmax(logits / T), or the argmax where noise is 0."""
-    scores = logits.float() * inverse.unsqueeze(1)
-    exponential = torch.empty_like(scores).exponential_()
-    gumbel = exponential.clamp_min_(1e-30).log_().mul_(-noise.unsqueeze(1))
-    return scores.add_(gumbel).argmax(-1)
