@@ -38,4 +38,6 @@ def engine_arm(name: str, config: VllmArm | SglangArm | LlamaCppArm | TrtLlmArm)
         continuous_usage=config.continuous_usage,
         host=config.bind,
         files=launch.files,
+        address=config.address,
+        ssh=config.ssh,
     )
