@@ -38,7 +38,7 @@ def cautions(
                 cells=[],
             )
         )
-    attached = [name for name, arm in campaign.arms.items() if isinstance(arm, AttachArm)]
+    attached = [name for name, arm in campaign.arms.items() if isinstance(arm, AttachArm) and arm.start_command is None]
     if attached:
         lints.append(
             Lint(
