@@ -6,6 +6,7 @@ all unknown fields are refused. A resolved campaign, with every default written 
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -32,6 +33,25 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+def batch_ranges(ranges: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+    """A schedule's ranges (first, last, steps) by rising batch size, by the rules of vLLM's
+    `num_speculative_tokens_per_batch_size`. ValueError says which rule is broken."""
+    if not ranges:
+        raise ValueError("a schedule needs at least one range, such as [1, 4, 3]: 3 steps at 1 to 4 sequences")
+    for first, last, steps in ranges:
+        if first < 1 or last < first or steps < 0:
+            raise ValueError(
+                f"[{first}, {last}, {steps}] is not a range [first, last, steps] with 1 <= first <= last and steps >= 0"
+            )
+    ordered = tuple(sorted(ranges))
+    if ordered[0][0] != 1:
+        raise ValueError(f"the first range must start at 1, not at {ordered[0][0]}: every batch size needs an answer")
+    for before, after in itertools.pairwise(ordered):
+        if after[0] <= before[1]:
+            raise ValueError(f"the ranges {list(before)} and {list(after)} overlap")
+    return ordered
+
+
 _MODELS_WITH_A_DRAFTER = ("smollm2-135m",)
 
 
@@ -45,9 +65,28 @@ class Speculation(Section):
     draft_model_path: str | None = None  # None: the drafter in the box
     ngram_min: int | None = Field(default=None, ge=1)
     ngram_max: int | None = Field(default=None, ge=1)
+    # Depth by decoding sequences, (first, last, num_steps) inclusive, 0: off. None: the same at any load.
+    schedule: tuple[tuple[int, int, int], ...] | None = None
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _rows(cls, value: Any) -> Any:  # the arm looks at this section as Python, where strictness takes no list
+        if isinstance(value, list):
+            return tuple(tuple(row) if isinstance(row, list) else row for row in value)
+        return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _ranges(cls, ranges: tuple[tuple[int, int, int], ...] | None) -> tuple[tuple[int, int, int], ...] | None:
+        return None if ranges is None else batch_ranges(ranges)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        deepest = max((steps for _, _, steps in self.schedule or ()), default=0)
+        if self.num_steps is not None and deepest > self.num_steps:
+            raise ValueError(
+                f"the schedule asks for {deepest} steps, but num_steps is {self.num_steps}: raise it, or leave it out"
+            )
         if (
             self.num_draft_tokens is not None
             and (self.eagle_topk or 1) == 1
