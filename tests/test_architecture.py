@@ -30,7 +30,7 @@ PURE = (
     "lab/gates.py",
     "lab/load.py",
     "lab/metrics.py",
-    "lab/policy.py",
+    "lab/policy",
     "lab/quantity.py",
     "lab/selftest",
     "lab/stats",

@@ -86,6 +86,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "imported": words.imported(summary),
         "choices": choices,
         "policy": policy.sentence(summary, choices),
+        "deployable": policy.deployable(summary),
         "twins": words.twins(summary),
         "throughput": plots.throughput(summary),
         "pareto": cell_plots.pareto(summary),

@@ -23,6 +23,11 @@ def markdown(summary: Summary) -> str:
         ]
     chosen = policy.sentence(summary, policy.choices(summary))
     lines += [f"**{plain(chosen)}**", ""]
+    schedule = policy.deployable(summary)
+    if schedule.words:
+        lines += [f"As a schedule: {plain(schedule.words)}.", ""]
+    if schedule.flags:
+        lines += ["```", schedule.flags.replace("`", "'"), "```", ""]
     for arm in summary.arms:
         lines += [
             f"**{plain(words.answer(summary, arm))}** "
