@@ -29,6 +29,7 @@ from breakeven.lab.client.types import RequestResult
 from breakeven.lab.controls import Visit, aa_summary, control_lints, sentinel_summaries
 from breakeven.lab.effects import factor_effects
 from breakeven.lab.family import describe_family, with_adjusted_p
+from breakeven.lab.known_traps import synthetic_arms
 from breakeven.lab.lints import cell_lints, with_run_lints
 from breakeven.lab.metrics import (
     CellMetrics,
@@ -41,6 +42,7 @@ from breakeven.lab.metrics import (
     ttft_ms,
     window_named,
 )
+from breakeven.lab.needed import needed_acceptances
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
 from breakeven.lab.stats.breakeven import break_even
@@ -204,6 +206,7 @@ def assemble(
         main_effects=main_effects,
         tails=tail_comparisons(campaign, TIMES, _samples(campaign, conditions, valid)),
         multiplicity=describe_family(campaign, comparisons),
+        needed_acceptance=needed_acceptances(campaign, synthetic_arms(campaign), comparisons),
         aa=aa_summary(campaign, comparisons),
         sentinel=sentinels,
     )
@@ -370,7 +373,7 @@ def _compare(
     decided = verdict(estimate, campaign.margin, higher_is_better=higher)
     more = more_blocks(estimate, campaign.margin)
     several = len(blocks) > 1
-    return Comparison(
+    compared = Comparison(
         **common,
         ratio=estimate.ratio,
         ci_low=estimate.ci_low,
@@ -392,6 +395,27 @@ def _compare(
         sd_log=estimate.sd_log,
         blocks_needed=len(blocks) + more if decided == "undecided" and more else None,
         provenance=_weakest(side[b].provenance for side in (ours, theirs) for b in blocks),
+    )
+    return _without_verdict(campaign, compared)
+
+
+def _without_verdict(campaign: Campaign, compared: Comparison) -> Comparison:
+    """The comparison as it stands; where acceptance was set and not earned, without verdict and p-values."""
+    lengths = synthetic_arms(campaign)
+    pretending = [name for name in (compared.arm, compared.baseline) if name in lengths]
+    if not pretending:
+        return compared
+    told = " and ".join(f"{name} (length {lengths[name]:g})" for name in pretending)
+    return compared.model_copy(
+        update={
+            "synthetic": True,
+            "verdict": "undecided",
+            "explanation": f"No verdict: acceptance is synthetic in {told}. The ratio is what a drafter of that"
+            " acceptance would give, not what one gives.",
+            "p_value": None,
+            "p_sign_flip": None,
+            "blocks_needed": None,
+        }
     )
 
 
@@ -423,7 +447,7 @@ def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Seque
         low_open=found.low_open,
         high_open=found.high_open,
         condition=condition,
-        note=found.note,
+        note="; ".join(filter(None, (_condition_note(campaign, arm), found.note))),
         monotone=found.monotone,
         levels=list(found.levels),
         fitted=[math.exp(value) for value in found.fitted],
@@ -432,6 +456,13 @@ def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Seque
         surely_pays=[LoadRange(low=low, high=high) for low, high in found.surely_pays],
         surely_hurts=[LoadRange(low=low, high=high) for low, high in found.surely_hurts],
     )
+
+
+def _condition_note(campaign: Campaign, arm: str) -> str:
+    lengths = synthetic_arms(campaign)
+    if arm not in lengths:
+        return ""
+    return f"acceptance is synthetic: where a drafter of acceptance length {lengths[arm]:g} would break even"
 
 
 def _level_summaries(campaign: Campaign, conditions: Sequence[str], values: _Values) -> list[LevelSummary]:
@@ -534,6 +565,8 @@ def _acceptance(
         found = replace(found, length=mean, valid=campaign.natural)
     if found.length.value is None:
         return None
+    if arm in synthetic_arms(campaign):
+        found = replace(found, valid=False, notes=(*found.notes, "acceptance is synthetic: set, not earned"))
     return AcceptanceSummary(
         arm=arm,
         condition=condition,
@@ -594,7 +627,8 @@ def _agreements(
                         common_prefix_share=found.common_prefix_share,
                         length_mismatches=found.length_mismatches,
                         token_mismatches=found.token_mismatches,
-                        expected=campaign.sampling.temperature == 0,
+                        expected=campaign.sampling.temperature == 0
+                        and not {arm, campaign.baseline} & set(synthetic_arms(campaign)),
                     )
                 )
     return rows
@@ -742,7 +776,12 @@ def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
         sha256=hashlib.sha256(canonical.encode()).hexdigest(),
         baseline=campaign.baseline,
         arms=[
-            ArmDigest(name=name, baseline=name == campaign.baseline, settings=settings)
+            ArmDigest(
+                name=name,
+                baseline=name == campaign.baseline,
+                settings=settings,
+                synthetic_acceptance=synthetic_arms(campaign).get(name),
+            )
             for name, settings in resolved["arms"].items()
         ],
         conditions=list(conditions),

@@ -34,6 +34,7 @@ from breakeven.lab.events import (
     Notice,
     RunBegan,
 )
+from breakeven.lab.known_traps import trap_sentences
 from breakeven.lab.load import load_figures
 from breakeven.lab.plan import PlannedCell, PlannedLaunch, Schedule, cell_salt
 from breakeven.lab.records import CellKey, CellRecord, RecordError, RunDirectory
@@ -164,7 +165,13 @@ class CampaignRunner:
         ]
         todo = [(launch, cells) for launch, cells in todo if cells]
         total = sum(1 for _ in self.schedule.cells())
-        self.run.journal("run_started", cells=total, done=len(done), version=environment.versions()["breakeven"])
+        self.run.journal(
+            "run_started",
+            cells=total,
+            done=len(done),
+            version=environment.versions()["breakeven"],
+            traps=list(trap_sentences(self.campaign)),
+        )
         self.on_event(RunBegan(total, len(done), len(todo)))
         stopped = False
         try:

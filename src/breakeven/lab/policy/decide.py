@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from breakeven.lab.policy.ranges import Range, schedule
-from breakeven.lab.policy.shapes import Shape, shape, unlike
+from breakeven.lab.policy.shapes import SYNTHETIC, Shape, shape, unlike
 
 if TYPE_CHECKING:
     from breakeven.lab.summary import Comparison, Summary
@@ -76,7 +76,8 @@ def decide(summary: Summary) -> Policy:
         )
     metric = str(resolved.get("primary_metric", "throughput"))
     settings = {arm.name: arm.settings for arm in digest.arms}
-    shapes = {name: shape(settings[name]) for name in summary.arms}
+    pretended = {arm.name for arm in digest.arms if arm.synthetic_acceptance is not None}
+    shapes = {name: _real(shape(settings[name]), name in pretended) for name in summary.arms}
     unknown = {name: found.reason for name, found in shapes.items() if not found.known}
     families: dict[str, list[str]] = {}
     for name, found in shapes.items():
@@ -126,6 +127,11 @@ def decide(summary: Summary) -> Policy:
         digest.baseline, metric, digest.margin, deepest, shapes[deepest], settings[deepest], tuple(chosen), ranges,
         tuple(notes),
     )  # fmt: skip
+
+
+def _real(found: Shape, pretended: bool) -> Shape:
+    """The shape, unknown for an arm whose acceptance is synthetic by whatever setting."""
+    return replace(found, reason=SYNTHETIC) if pretended and found.known else found
 
 
 _Rows = Mapping[tuple[str, str, int], "Comparison"]

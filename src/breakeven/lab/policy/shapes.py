@@ -16,6 +16,7 @@ from breakeven.lab.policy.ranges import depth_at
 _DEPTH_FIELDS = ("num_steps", "num_draft_tokens", "schedule")
 _EMBEDDED_STEPS = 3  # what `breakeven serve` drafts where nothing is said
 _MOST_NODES = 64
+SYNTHETIC = "its acceptance is synthetic: a condition, not a result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ def shape(settings: Mapping[str, Any]) -> Shape:
     if not isinstance(given, Mapping):
         return Shape(engine)
     method = str(given.get("algorithm") or given.get("method") or "")
-    if is_synthetic(settings):
-        return Shape(engine, method, reason="its acceptance is synthetic: a condition, not a result")
+    if given.get("synthetic_acceptance_length") is not None:
+        return Shape(engine, method, reason=SYNTHETIC)
     if given.get("adaptive"):
         return Shape(engine, method, reason="the engine adapts its depth by itself")
     topk = int(given.get("eagle_topk") or 1)
@@ -70,20 +71,6 @@ def shape(settings: Mapping[str, Any]) -> Shape:
     else:
         depth, kept = steps, int(nodes if nodes is not None else min(_MOST_NODES, 1 + steps * topk))
     return Shape(engine, method, int(depth), topk, kept, ranges, _family(settings, given, topk, kept))
-
-
-def is_synthetic(settings: Mapping[str, Any]) -> bool:
-    """Is the arm's acceptance set by a flag, not earned by a drafter?"""
-    return synthetic_length(settings) is not None
-
-
-def synthetic_length(settings: Mapping[str, Any]) -> float | None:
-    """The acceptance length that an arm states as synthetic, bonus token included."""
-    given = settings.get("speculation")
-    stated = given.get("synthetic_acceptance_length") if isinstance(given, Mapping) else None
-    if stated is None:
-        stated = settings.get("synthetic_acceptance_length")
-    return None if stated is None else float(stated)
 
 
 def _family(settings: Mapping[str, Any], speculation: Mapping[str, Any], topk: int, nodes: int | None) -> str:

@@ -59,6 +59,18 @@ def markdown(summary: Summary) -> str:
         for a in summary.agreement:
             if (a.arm, a.condition, a.level) == (arm, ALL, None):
                 lines += [f"{a.identical} of {a.pairs} answers are identical to those of {plain(c.baseline)}.", ""]
+    if needed := words.needed_rows(summary):
+        lines += [
+            "Acceptance length that breaks even, from arms whose acceptance was set (a condition, not a result):",
+            "",
+            f"| streams | needed | {c.confidence * 100:g}% interval | reached by real drafters | note |",
+            "|---:|---:|:---|:---|:---|",
+            *(
+                f"| {row.level} | {row.length} | {row.interval} | {plain(row.reached)} | {plain(row.note)} |"
+                for row in needed
+            ),
+            "",
+        ]
     if summary.invalid:
         lines += ["Invalid cells:", ""]
         lines += [f"- {plain(x.cell)}: {plain('; '.join(x.reasons))}" for x in summary.invalid[:_SHOWN]]

@@ -65,6 +65,13 @@ def _throughput(levels: Sequence[LevelSummary], arm: str, condition: str, level:
 def answer(summary: Summary, arm: str) -> str:
     """One sentence: at which levels the arm pays, hurts, makes no difference, or cannot be told."""
     by_verdict: dict[Verdict, list[int]] = {}
+    pretended = {a.name: a.synthetic_acceptance for a in summary.campaign.arms if a.synthetic_acceptance is not None}
+    if arm in pretended or summary.campaign.baseline in pretended:
+        who = arm if arm in pretended else summary.campaign.baseline
+        return (
+            f"{arm} gets no verdict, because the acceptance of {who} is synthetic: its ratios are those of a drafter"
+            f" whose rounds yield {pretended[who]:g} tokens."
+        )
     for row in rows(summary, arm):
         by_verdict.setdefault(row.comparison.verdict, []).append(row.level)
     phrases: dict[Verdict, str] = {
@@ -192,7 +199,9 @@ def _number(value: float | None) -> str:
 
 def outlook(summary: Summary, arm: str) -> str:
     """What it would take to decide the undecided levels; empty if there are none."""
-    open_rows = [row for row in rows(summary, arm) if row.comparison.verdict == "undecided"]
+    open_rows = [
+        row for row in rows(summary, arm) if row.comparison.verdict == "undecided" and not row.comparison.synthetic
+    ]
     if not open_rows:
         return ""
     few = [row for row in open_rows if row.comparison.blocks < 2]
@@ -255,3 +264,52 @@ def rate(value: float | None) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class NeededRow:
+    """One row of the table of needed acceptance, every cell as text but the numbers of streams and blocks."""
+
+    level: int
+    length: str
+    interval: str
+    bootstrap: str
+    reached: str
+    arms: str
+    blocks: int
+    note: str
+
+
+def needed_rows(summary: Summary) -> list[NeededRow]:
+    """The acceptance lengths that break even, beside those that real arms reached at the same level."""
+    pretended = {arm.name for arm in summary.campaign.arms if arm.synthetic_acceptance is not None}
+    rows = []
+    for row in summary.needed_acceptance:
+        reached = [
+            f"{a.arm} {a.length.value:.2f}"
+            for a in summary.acceptance
+            if a.level == row.level and a.condition == ALL and a.arm not in pretended and a.length.value is not None
+        ]
+        known = row.ci_low is not None or row.ci_high is not None or (row.low_open and row.high_open)
+        rows.append(
+            NeededRow(
+                level=row.level,
+                length="–" if row.length is None else f"{row.length:.2f}",
+                interval=_between(row.ci_low, row.ci_high) if known else "–",
+                bootstrap=_between(row.bootstrap_low, row.bootstrap_high) if row.blocks > 1 else "–",
+                reached=", ".join(reached) or "–",
+                arms=joined(row.arms),
+                blocks=row.blocks,
+                note=row.note,
+            )
+        )
+    return rows
+
+
+def _between(low: float | None, high: float | None) -> str:
+    """An interval that may be open: `2.10 to 2.60`, `below 2.60`, `above 2.10`, `not bounded`."""
+    if low is not None and high is not None:
+        return f"{low:.2f} to {high:.2f}"
+    if high is not None:
+        return f"below {high:.2f}"
+    return f"above {low:.2f}" if low is not None else "not bounded"
