@@ -1,4 +1,4 @@
-"""The acceptance length that breaks even: its point, the coverage of its interval, and what is said where it is open."""
+"""The acceptance length that breaks even: its point, the coverage of its interval, and what is said where open."""
 
 from __future__ import annotations
 

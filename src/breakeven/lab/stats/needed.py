@@ -1,11 +1,11 @@
 """Which acceptance length a drafter needs at a load to break even, from arms whose acceptance was set.
 
 An arm of synthetic acceptance length a pays for its drafts, its verification and everything around them, and gets a
-tokens out of each round whatever it drafts. Its throughput is a ÷ (time of a round), so at one load the log ratio to the
-baseline is log a − log c, with c the cost of a round in rounds of the baseline: a straight line in log a where c does not
-change with a, and c is the acceptance length that breaks even. Nothing is made of that but the scale on which to
-interpolate: between the lengths that were measured the log ratio is taken as linear in log a, after a non-decreasing fit,
-and beyond them nothing is said.
+tokens out of each round whatever it drafts. Its throughput is a ÷ (time of a round), so at one load the log ratio to
+the baseline is log a − log c, with c the cost of a round in rounds of the baseline: a straight line in log a where c
+does not change with a, and c is the acceptance length that breaks even. Nothing is made of that but the scale on which
+to interpolate: between the lengths that were measured the log ratio is taken as linear in log a, after a non-decreasing
+fit, and beyond them nothing is said.
 
 This is `break_even` over load, turned about: the ratio falls steadily with 1 ÷ a, on a log scale. So the point, the
 intervals by inverting a paired t test (Fieller) and by resampling whole blocks, and the check that the data do not
@@ -53,8 +53,8 @@ def needed_acceptance(
     resamples: int = 2000,
     anytime: bool = False,
 ) -> NeededAcceptance:
-    """Where the ratio comes up to 1. `log_ratios_by_block[b][i]`: of the arm with `lengths[i]`; shape (blocks, lengths),
-    nan where a cell is invalid.
+    """Where the ratio comes up to 1. `log_ratios_by_block[b][i]`: of the arm with `lengths[i]`, nan where a cell is
+    invalid; shape (blocks, lengths).
 
     `resamples` 0: without the bootstrap, which holds the truth less often than it says with few blocks (4 blocks: 87%
     for 95%, tests/lab/test_needed.py), so that it is a check beside the t interval, as for the break-even over load.
