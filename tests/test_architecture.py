@@ -37,6 +37,8 @@ PURE = (
     "lab/selftest",
     "lab/stats",
     "lab/texts.py",
+    "lab/tune/choose.py",
+    "lab/tune/halving.py",
     "lab/verdict.py",
     "lab/window.py",
     "lab/workload/arrivals.py",

@@ -46,6 +46,7 @@ def test_the_page_names_every_field() -> None:
         module.Arrivals,
         module.Client,
         module.PromptFile,
+        module.Tune,
     ]
     missing = sorted({name for model in models for name in model.model_fields if f"`{name}`" not in page})
     assert missing == []

@@ -430,6 +430,27 @@ class Stop(Section):
     min_blocks: int = Field(default=3, ge=2)
 
 
+_Choices = Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)]
+
+
+class Tune(Section):
+    """What `breakeven tune` tries (every combination of the values given) and how it searches (docs/tuning.md).
+
+    `arm`: which one; None: the only one that speculates. `eta`: one in so many stays after each round. `first_blocks`:
+    of the first round; later rounds have more as candidates get fewer. `finalists`: stay at the end.
+    """
+
+    arm: str | None = None
+    num_steps: _Choices | None = None
+    eagle_topk: _Choices | None = None
+    num_draft_tokens: _Choices | None = None
+    ngram_min: _Choices | None = None
+    ngram_max: _Choices | None = None
+    eta: int = Field(default=2, ge=2, le=16)
+    first_blocks: int = Field(default=2, ge=1, le=100)
+    finalists: int = Field(default=2, ge=1, le=16)
+
+
 class Assumptions(Section):
     """What `breakeven plan` assumes of a server's speed before anything is measured; no result depends on it.
 
@@ -474,6 +495,7 @@ class Campaign(Section):
     sentinel: Sentinel | None = None
     stop: Stop = Stop()
     assumptions: Assumptions = Assumptions()
+    tune: Tune | None = None
 
     @field_validator("arms")
     @classmethod

@@ -119,6 +119,19 @@ def decide(summary: Summary) -> Policy:
             for name in members
         )
 
+    for name in members:
+        taxed = [
+            level for level in levels
+            if shapes[name].ranges
+            and not shapes[name].depth_at(level)
+            and (row := rows.get((name, _ALL, level))) is not None
+            and row.verdict == "hurts"
+        ]  # fmt: skip
+        if taxed:
+            notes.append(
+                f"{name} hurts at {', '.join(map(str, taxed))} streams, where its own schedule is off: being ready to"
+                f" speculate costs something there, so the baseline is the better choice for such loads"
+            )
     used = {choice.depth for choice in chosen}
     deepest = max((n for n in members if shapes[n].depth in used or shapes[n].ranges), key=lambda n: shapes[n].depth)
     notes += _notes(levels, chosen, settings[deepest], settings[digest.baseline], digest.baseline)

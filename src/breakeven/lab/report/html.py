@@ -83,6 +83,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "run": summary.run,
         "signs": words.SIGNS,
         "warning": words.warning(summary),
+        "statement": words.statement(summary),
         "arms": [_arm(summary, arm) for arm in summary.arms],
         "extra": _extra(summary),
         "imported": words.imported(summary),

@@ -14,6 +14,8 @@ def markdown(summary: Summary) -> str:
     """The same summary gives the same text."""
     c = summary.campaign
     lines = [f"## breakeven: {plain(summary.run.name)}", ""]
+    if statement := words.statement(summary):
+        lines += [f"> {plain(statement)}", ""]
     if warning := words.warning(summary):
         lines += [f"> **{plain(warning)}**", ""]
     if words.imported(summary):

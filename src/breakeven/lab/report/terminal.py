@@ -70,6 +70,8 @@ class _Printer:
         )
         self.console.print()
         self.console.print(Text.assemble((clean(run.name), "bold"), "  ", (self._shown(clean(facts)), "dim")))
+        if statement := words.statement(summary):
+            self._say(statement)
         if warning := words.warning(summary):
             self.console.print(Text(self._shown(f"! {warning}"), style="bold red"))
 

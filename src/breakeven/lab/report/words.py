@@ -266,6 +266,12 @@ def rate(value: float | None) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def statement(summary: Summary) -> str:
+    """What is to be known of a run before anything in it is read, such as that it confirms a search; may be empty."""
+    tuning = summary.environment.get("tuning")
+    return str(tuning.get("statement", "")) if isinstance(tuning, Mapping) else ""
+
+
 @dataclass(frozen=True, slots=True)
 class NeededRow:
     """One row of the table of needed acceptance, every cell as text but the numbers of streams and blocks."""
