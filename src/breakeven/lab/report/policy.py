@@ -75,7 +75,8 @@ def sentence(summary: Summary, found: Sequence[Choice]) -> str:
 def ranges_in_words(found: Policy) -> str:
     """`3 deep at 1 to 4, 1 deep at 5 to 8, off from 9 sequences on`."""
     if found.off:
-        return "off at every load: nothing pays"
+        waiting = any("undecided" in choice.reason for choice in found.choices)
+        return f"off at every load: {'no gain is decided yet' if waiting else 'nothing pays'}"
     parts = []
     for first, last, depth in found.ranges[:-1]:
         where = f"{first} to {last}" if last > first else f"{first}"

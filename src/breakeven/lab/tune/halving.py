@@ -1,8 +1,8 @@
 """Successive halving: how many candidates are measured in which round, and in how many blocks. Pure.
 
 Every round spends about the same: as candidates fall by `eta`, blocks rise by it (Jamieson and Talwalkar,
-"Non-stochastic best arm identification and hyperparameter optimization", 2016). The unit is a block, one launch of every
-candidate and of the baseline, because launches, not requests, are what scatters.
+"Non-stochastic best arm identification and hyperparameter optimization", 2016). The unit is a block, one launch of
+every candidate and of the baseline, because launches, not requests, are what scatters.
 """
 
 from __future__ import annotations

@@ -150,7 +150,8 @@ class Tuning:
                     "winner": proposal.winner,
                     "schedule": [list(row) for row in proposal.ranges],
                     "statement": (
-                        f"Tuned: {len(self.space.candidates)} shapes were searched in {blocks} blocks of their own."
+                        f"Tuned: {len(self.space.candidates)} shapes were searched in"
+                        f" {blocks} block{'s' if blocks != 1 else ''} of their own."
                         " Everything below is from the confirmation alone: new launches, and prompts and seeds that"
                         " the search has not seen."
                     ),
@@ -182,7 +183,7 @@ class Tuning:
 
 
 def _unmeasured(run: RunDirectory, schedule: Any) -> bool:
-    """Has the baseline cells that were never measured? A candidate that cannot start is an answer; a baseline is not."""
+    """Has the baseline cells that were never measured? A candidate that cannot start is an answer, a baseline not."""
     done = run.measured_ids()
     return any(cell.key.arm == run.campaign.baseline and cell.key.id not in done for cell in schedule.cells())
 
