@@ -35,6 +35,7 @@ PURE = (
     "lab/quantity.py",
     "lab/section.py",
     "lab/selftest",
+    "lab/servers.py",
     "lab/stats",
     "lab/texts.py",
     "lab/tune/choose.py",

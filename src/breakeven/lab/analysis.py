@@ -45,6 +45,7 @@ from breakeven.lab.metrics import (
 from breakeven.lab.needed import needed_acceptances
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
+from breakeven.lab.servers import servers
 from breakeven.lab.stats.breakeven import break_even
 from breakeven.lab.stats.power import noise_floor, smallest_detectable
 from breakeven.lab.stats.ratio import RatioEstimate, log_ratios, ratio_from_logs
@@ -138,7 +139,9 @@ def analyse(run: RunDirectory) -> Summary:
 
     A cell whose files are damaged is an invalid one; the rest is analysed.
     """
-    return summarise(run.campaign, run.environment, run.readable_cells())
+    told = servers(run.read_journal())
+    environment = {**run.environment, **({"servers": told} if told else {})}
+    return summarise(run.campaign, environment, run.readable_cells())
 
 
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:
@@ -706,7 +709,7 @@ def _lints(
                 cells=[],
             )
         )
-    attached = [name for name, arm in campaign.arms.items() if isinstance(arm, AttachArm)]
+    attached = [name for name, arm in campaign.arms.items() if isinstance(arm, AttachArm) and arm.start_command is None]
     if attached:
         lints.append(
             Lint(

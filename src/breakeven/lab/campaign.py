@@ -197,11 +197,28 @@ class _HttpServer(Section):
 
 
 class AttachArm(_HttpServer):
-    """A server that is already running and that the lab neither starts nor stops."""
+    """A server that is already running, or is brought up and down by commands of the user's own.
+
+    `start_command`, `stop_command` and `reset_command` must end by themselves; the server may be anywhere.
+    """
 
     type: Literal["attach"]
     url: str
     startup_timeout_s: float = Field(default=30.0, gt=0)
+    start_command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    stop_command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    reset_command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    command_timeout_s: float = Field(default=600.0, gt=0)
+
+    @property
+    def can_reset(self) -> bool:
+        return self.reset_url is not None or self.reset_command is not None
+
+    @model_validator(mode="after")
+    def _one_reset(self) -> Self:
+        if self.reset_url is not None and self.reset_command is not None:
+            raise ValueError("give reset_url or reset_command, not both")
+        return self
 
     @field_validator("url", "reset_url", "metrics_url", "health_url")
     @classmethod

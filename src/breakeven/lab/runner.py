@@ -303,6 +303,9 @@ class CampaignRunner:
                 command=list(arm.command()),
             )
             launch.ready = arm.wait_ready(self._probe())
+            facts = arm.facts()
+            if launch.ready.version is None:
+                launch.ready = replace(launch.ready, version=facts.version)
             self.run.journal(
                 "arm_ready",
                 block=plan.block,
@@ -310,6 +313,7 @@ class CampaignRunner:
                 seconds=round(launch.ready.seconds, 3),
                 model=launch.ready.model,
                 version=launch.ready.version,
+                server=facts.as_json(),
             )
             self.on_event(LaunchReady(plan.block, plan.arm, time.monotonic() - began))
             self._warm_up(launch)
@@ -348,6 +352,7 @@ class CampaignRunner:
                 killed=report.killed,
                 seconds=round(report.seconds, 3),
                 problems=list(report.problems),
+                gpu=report.gpu,
             )
         self.on_event(LaunchEnded(plan.block, plan.arm, time.monotonic() - began - launch.cells_s, report.problems))
 
