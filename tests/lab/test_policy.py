@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 
 from breakeven.lab.analysis import summarise
 from breakeven.lab.campaign import EmbeddedArm, Speculation
-from breakeven.lab.policy import ENGINES, LevelChoice, Policy, PolicyError, decide, export
+from breakeven.lab.policy import ENGINES, LevelChoice, Policy, PolicyError, as_arm, decide, export
 from breakeven.lab.policy.ranges import depth_at, probes, schedule, thresholds
 from breakeven.lab.policy.shapes import Shape, shape
 from breakeven.lab.report import policy as report_policy
@@ -347,6 +349,59 @@ def test_every_engine_reads_the_same_depths_out_of_its_format(
             keys = trtllm.get("draft_len_schedule") or {trtllm["max_concurrency"]: trtllm["max_draft_len"]}
             last = min((key for key in keys if key >= size), default=None)
             assert (0 if last is None else keys[last]) == expected
+
+
+def test_an_export_says_what_an_arm_with_the_same_schedule_would_be_started_with() -> None:
+    """Two roads to the same flags: the exporter, and the translation of a campaign's arm."""
+    from breakeven.lab.engines import EngineSpeculation, sglang, trtllm, vllm
+
+    fields = {"method": "eagle3", "draft_model_path": "/d", "num_steps": 3, "schedule": RANGES}
+    speculation = EngineSpeculation.model_validate_json(json.dumps(fields))
+    assert json.loads(export(policy_of(), "vllm").content) == vllm.speculative_config(speculation)
+    ours = json.loads(export(policy_of(), "sglang").content)
+    theirs = sglang.adaptive_config(speculation)
+    assert theirs is not None
+    assert {k: v["candidate_steps"] for k, v in ours.items()} == {k: v["candidate_steps"] for k, v in theirs.items()}
+    assert list(export(policy_of(), "sglang").flags)[:-2] == sglang.speculation_flags(speculation)
+    assert yaml.safe_load(export(policy_of(), "trtllm").content)["speculative_config"] == trtllm.speculative_config(
+        speculation
+    )
+
+
+def test_a_policy_can_be_measured_as_an_arm() -> None:
+    from breakeven.lab.campaign import EmbeddedArm as Embedded
+    from breakeven.lab.engines import VllmArm
+
+    line = as_arm(policy_of())
+    fields = yaml.safe_load(line)
+    arm = VllmArm.model_validate_json(json.dumps({"type": "vllm", "model": "m", **fields}))
+    assert shape(arm.model_dump(mode="json")).ranges == RANGES
+    settings = embedded(num_steps=3, num_draft_tokens=4)
+    found = Policy("off", "throughput", 0.03, "a", shape(settings), settings, (), RANGES)
+    own = Embedded.model_validate_json(json.dumps({"type": "embedded", **yaml.safe_load(as_arm(found))}))
+    assert shape(own.model_dump(mode="json")).ranges == RANGES
+
+
+VLLM_PYTHON = os.environ.get("BREAKEVEN_VLLM_PYTHON", "")
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(not VLLM_PYTHON, reason="BREAKEVEN_VLLM_PYTHON names no interpreter with vLLM")
+def test_vllm_expands_an_exported_schedule_to_the_same_depths() -> None:
+    """vLLM's own table of depth by batch size, for exported and for odd schedules."""
+    tables = [RANGES, ((1, 6, 4), (7, 7, 2), (8, 600, 0)), ((1, 1, 0), (2, 30, 5), (31, 256, 0))]
+    configs = [json.loads(export(policy_of(ranges), "vllm").content) for ranges in tables]
+    code = (
+        "import json, sys\n"
+        "from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup as build\n"
+        "key = 'num_speculative_tokens'\n"
+        "print(json.dumps([build(c[key + '_per_batch_size'], 700, c[key]) for c in json.loads(sys.argv[1])]))"
+    )
+    done = subprocess.run(
+        [VLLM_PYTHON, "-c", code, json.dumps(configs)], capture_output=True, text=True, timeout=250, check=True
+    )
+    for ranges, table in zip(tables, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert table[1:] == [depth_at(ranges, size) for size in range(1, 701)]
 
 
 # What is shown

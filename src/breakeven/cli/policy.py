@@ -48,7 +48,7 @@ def policy(
     Only what pays is used, and never where a domain is hurt; see docs/policy.md.
     """
     with _plain_errors():
-        from breakeven.lab.policy import decide, export
+        from breakeven.lab.policy import as_arm, decide, export
 
         found = decide(_summary(directory))
         _print(found)
@@ -56,6 +56,7 @@ def policy(
             return
         exported = export(found, None if engine is None else engine.value)
         _print_export(exported, out)
+        typer.echo(f"\nto measure it, as an arm: {as_arm(found)}")
 
 
 def _summary(directory: Path) -> Summary:

@@ -7,6 +7,6 @@ between them, `export` writes the schedule in the terms of an engine.
 from __future__ import annotations
 
 from breakeven.lab.policy.decide import LevelChoice, Policy, PolicyError, decide
-from breakeven.lab.policy.export import ENGINES, Exported, export
+from breakeven.lab.policy.export import ENGINES, Exported, as_arm, export
 
-__all__ = ["ENGINES", "Exported", "LevelChoice", "Policy", "PolicyError", "decide", "export"]
+__all__ = ["ENGINES", "Exported", "LevelChoice", "Policy", "PolicyError", "as_arm", "decide", "export"]

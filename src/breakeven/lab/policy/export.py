@@ -54,6 +54,18 @@ def export(policy: Policy, engine: str | None = None) -> Exported:
     return found
 
 
+def as_arm(policy: Policy) -> str:
+    """The `speculation` of an arm that follows the policy, in one line of YAML, to measure it as one. PolicyError as
+    `export`."""
+    if policy.off:
+        raise PolicyError("nothing pays at any level, so there is no schedule to measure")
+    fields = {name: value for name, value in _given(policy).items() if value not in (None, False, {})}
+    if policy.shape.topk == 1:
+        fields.pop("num_draft_tokens", None)
+    fields |= {"num_steps": _deepest(policy), "schedule": [list(row) for row in policy.ranges]}
+    return f"speculation: {json.dumps(fields, ensure_ascii=False)}"
+
+
 def _deepest(policy: Policy) -> int:
     return max(depth for _, _, depth in policy.ranges)
 
