@@ -14,7 +14,7 @@ from torch import Tensor
 
 from breakeven.engine.batch import StepPlan
 from breakeven.engine.config import ConfigError, EngineConfig, ModelConfig, SpeculationConfig
-from breakeven.engine.control import Controller, FixedController
+from breakeven.engine.control import Controller, FixedController, ScheduledController
 from breakeven.engine.kv import PagePool
 from breakeven.engine.models.drafter import Drafter, DrafterCheckpoint
 from breakeven.engine.models.load import load_model
@@ -116,7 +116,7 @@ class Engine:
             self._pool, max_running=config.max_running_requests, prefill_chunk=config.prefill_chunk
         )
         self._runner = Runner(model_config, config, weights, num_pages)
-        self._controller = controller if controller is not None else FixedController(config.speculation)
+        self._controller = controller if controller is not None else _controller(config)
         self._proposers: dict[SpeculationConfig, Proposer] = {}
         self._features: FeatureStore | None = None
         self._boundaries: tuple[int, ...] = ()
@@ -376,6 +376,13 @@ class Engine:
             proposer.forget(request.slot.request_id)
         if self._features is not None:
             self._features.forget(request.slot.request_id)
+
+
+def _controller(config: EngineConfig) -> Controller:
+    """What the configuration asks for: off, one shape, or shapes by batch size."""
+    if config.speculation is not None and config.schedule is not None:
+        return ScheduledController(config.speculation, config.schedule)
+    return FixedController(config.speculation)
 
 
 def _kept_rows(scheduled: Sequence[Scheduled], rounds: Sequence[tuple[Scheduled, Accepted, int]]) -> list[KeptRows]:

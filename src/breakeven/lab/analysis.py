@@ -38,6 +38,7 @@ from breakeven.lab.metrics import (
     agreement,
     is_valid,
 )
+from breakeven.lab.needed import needed_acceptances
 from breakeven.lab.quantity import Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
 from breakeven.lab.reduced import ReducedCell, reduce_cell
@@ -159,6 +160,7 @@ def assemble(
         main_effects=main_effects,
         tails=tail_comparisons(campaign, TIMES, samples_by_block(campaign, conditions, valid)),
         multiplicity=describe_family(campaign, comparisons),
+        needed_acceptance=needed_acceptances(campaign, synthetic_arms(campaign), comparisons),
         aa=aa_summary(campaign, comparisons),
         sentinel=sentinels,
         turns=turn_summaries([(cell.key.arm, cell.key.level, cell.turns) for cell in valid.values()])

@@ -34,6 +34,25 @@ FILE_FORMATS = (
 )
 
 
+def batch_ranges(ranges: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+    """A schedule's ranges (first, last, steps) by rising batch size, by the rules of vLLM's
+    `num_speculative_tokens_per_batch_size`. ValueError says which rule is broken."""
+    if not ranges:
+        raise ValueError("a schedule needs at least one range, such as [1, 4, 3]: 3 steps at 1 to 4 sequences")
+    for first, last, steps in ranges:
+        if first < 1 or last < first or steps < 0:
+            raise ValueError(
+                f"[{first}, {last}, {steps}] is not a range [first, last, steps] with 1 <= first <= last and steps >= 0"
+            )
+    ordered = tuple(sorted(ranges))
+    if ordered[0][0] != 1:
+        raise ValueError(f"the first range must start at 1, not at {ordered[0][0]}: every batch size needs an answer")
+    for before, after in itertools.pairwise(ordered):
+        if after[0] <= before[1]:
+            raise ValueError(f"the ranges {list(before)} and {list(after)} overlap")
+    return ordered
+
+
 _MODELS_WITH_A_DRAFTER = ("smollm2-135m",)
 
 
@@ -47,9 +66,28 @@ class Speculation(Section):
     draft_model_path: str | None = None  # None: the drafter in the box
     ngram_min: int | None = Field(default=None, ge=1)
     ngram_max: int | None = Field(default=None, ge=1)
+    # Depth by decoding sequences, (first, last, num_steps) inclusive, 0: off. None: the same at any load.
+    schedule: tuple[tuple[int, int, int], ...] | None = None
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _rows(cls, value: Any) -> Any:  # the arm looks at this section as Python, where strictness takes no list
+        if isinstance(value, list):
+            return tuple(tuple(row) if isinstance(row, list) else row for row in value)
+        return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _ranges(cls, ranges: tuple[tuple[int, int, int], ...] | None) -> tuple[tuple[int, int, int], ...] | None:
+        return None if ranges is None else batch_ranges(ranges)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        deepest = max((steps for _, _, steps in self.schedule or ()), default=0)
+        if self.num_steps is not None and deepest > self.num_steps:
+            raise ValueError(
+                f"the schedule asks for {deepest} steps, but num_steps is {self.num_steps}: raise it, or leave it out"
+            )
         if (
             self.num_draft_tokens is not None
             and (self.eagle_topk or 1) == 1
@@ -518,6 +556,27 @@ class Stop(Section):
     min_blocks: int = Field(default=3, ge=2)
 
 
+_Choices = Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)]
+
+
+class Tune(Section):
+    """What `breakeven tune` tries (every combination of the values given) and how it searches (docs/tuning.md).
+
+    `arm`: which one; None: the only one that speculates. `eta`: one in so many stays after each round. `first_blocks`:
+    of the first round; later rounds have more as candidates get fewer. `finalists`: stay at the end.
+    """
+
+    arm: str | None = None
+    num_steps: _Choices | None = None
+    eagle_topk: _Choices | None = None
+    num_draft_tokens: _Choices | None = None
+    ngram_min: _Choices | None = None
+    ngram_max: _Choices | None = None
+    eta: int = Field(default=2, ge=2, le=16)
+    first_blocks: int = Field(default=2, ge=1, le=100)
+    finalists: int = Field(default=2, ge=1, le=16)
+
+
 class Assumptions(Section):
     """What `breakeven plan` assumes of a server's speed before anything is measured; no result depends on it.
 
@@ -536,6 +595,13 @@ def _distinct(items: tuple[Any, ...]) -> tuple[Any, ...]:
     if repeated is not None:
         raise ValueError(f"{repeated!r} occurs twice")
     return items
+
+
+def _leave_out(section: dict[str, Any], **defaults: Any) -> None:
+    """Drops the fields that say no more than their default."""
+    for name, default in defaults.items():
+        if section[name] == default:
+            del section[name]
 
 
 class Campaign(Section):
@@ -564,6 +630,7 @@ class Campaign(Section):
     sentinel: Sentinel | None = None
     stop: Stop = Stop()
     assumptions: Assumptions = Assumptions()
+    tune: Tune | None = None
 
     @field_validator("arms")
     @classmethod
@@ -736,14 +803,16 @@ class Campaign(Section):
         not change with the version of breakeven.
         """
         found = self.model_dump(mode="json")
-        if self.conditions is None:
-            del found["conditions"]
+        _leave_out(found, conditions=None, tune=None, cache="cold")
+        _leave_out(found["workload"], sessions=None)
         if not self.warm:
             del found["gates"]["min_warm_share"]
-        if self.cache == "cold":
-            del found["cache"]
-        if self.workload.sessions is None:
-            del found["workload"]["sessions"]
+        for arm in found["arms"].values():
+            if arm["type"] == "embedded" and isinstance(arm["speculation"], dict):
+                _leave_out(arm["speculation"], schedule=None)
+            if arm["type"] == "attach" and not (arm["start_command"] or arm["stop_command"] or arm["reset_command"]):
+                del arm["command_timeout_s"]
+                _leave_out(arm, start_command=None, stop_command=None, reset_command=None)
         return found
 
     @property

@@ -101,6 +101,9 @@ def thresholds(campaign: Campaign) -> Iterator[str]:
         found = set(batch_thresholds(started_with(arm)[0]))
         if isinstance(arm, EngineArm) and isinstance(arm.speculation, EngineSpeculation):
             found |= set(edges(arm.speculation))
+        if isinstance(arm, EmbeddedArm) and isinstance(arm.speculation, Speculation):
+            rows = arm.speculation.schedule or ()
+            found |= {last for (_, last, deep), (_, _, after) in itertools.pairwise(rows) if deep != after}
         for edge in sorted(found):
             below = [level for level in campaign.levels if edge / 2 < level <= edge]
             above = [level for level in campaign.levels if edge < level <= 2 * edge + 1]

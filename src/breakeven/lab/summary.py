@@ -367,6 +367,27 @@ class AcceptanceSummary(_Model):
     notes: list[str] = Field(description="warnings, in plain words")
 
 
+class NeededAcceptanceSummary(_Model):
+    """Which acceptance length breaks even at a load, from arms whose acceptance was set: no result of a drafter."""
+
+    arms: list[str] = Field(description="the synthetic arms it rests on; they differ in the acceptance length alone")
+    level: int = Field(description="streams in closed loop")
+    length: Number | None = Field(
+        description="tokens a round, bonus token included, at which throughput equals the baseline's; null: outside the"
+        " lengths measured, and `note` says on which side"
+    )
+    ci_low: Number | None = Field(description="lower end of its interval; null where open or unknown")
+    ci_high: Number | None = Field(description="upper end; null where open or unknown")
+    low_open: bool = Field(description="the lengths measured do not bound it from below")
+    high_open: bool = Field(description="the lengths measured do not bound it from above")
+    bootstrap_low: Number | None = Field(description="sensitivity: by resampling whole blocks; null where open")
+    bootstrap_high: Number | None = Field(description="upper end of the same")
+    lengths: list[Number] = Field(description="the acceptance lengths that were set, ascending")
+    fitted: list[Number] = Field(description="the non-decreasing fit of the ratio of throughput at these lengths")
+    blocks: int = Field(description="blocks used")
+    note: str = Field(description="what is to be said of it, in plain words; may be empty")
+
+
 class DistributionSummary(_Model):
     """How a time is distributed over requests: all conditions and valid blocks of an arm at a level."""
 
@@ -462,6 +483,9 @@ class Summary(_Model):
     main_effects: list[FactorEffect] = Field(default=[], description="of conditions on the baseline, and of arms")
     tails: list[TailComparison] = Field(default=[], description="ratios of tail quantiles, or why there is none")
     multiplicity: Multiplicity | None = Field(default=None, description="several questions at once")
+    needed_acceptance: list[NeededAcceptanceSummary] = Field(
+        default=[], description="acceptance length that breaks even at each level; empty without synthetic arms"
+    )
     aa: AaSummary | None = Field(default=None, description="the baseline against itself; null without A/A blocks")
     sentinel: list[SentinelSummary] = Field(default=[], description="by arm; empty without a sentinel cell")
     turns: list[TurnSummary] = Field(default=[], description="of sessions, by turn; empty without sessions")

@@ -75,7 +75,9 @@ def _context(summary: Summary) -> dict[str, Any]:
     choices = policy.choices(summary)
     stability = (cell_plots.drift(summary), cell_plots.order(summary))
     tail_charts = [cell_plots.tails(summary, metric) for metric in cell_plots.TAILS]
-    acceptance_charts = (plots.acceptance_length(summary), plots.acceptance_positions(summary))
+    acceptance_charts = (
+        plots.needed_acceptance(summary), plots.acceptance_length(summary), plots.acceptance_positions(summary),
+    )  # fmt: skip
     return {
         "summary": summary,
         "campaign": campaign,
@@ -84,11 +86,13 @@ def _context(summary: Summary) -> dict[str, Any]:
         "warning": words.warning(summary),
         "regime": words.regime(summary),
         "open_loop": words.open_loop(summary),
+        "statement": words.statement(summary),
         "arms": [_arm(summary, arm) for arm in summary.arms],
         "extra": _extra(summary),
         "imported": words.imported(summary),
         "choices": choices,
         "policy": policy.sentence(summary, choices),
+        "deployable": policy.deployable(summary),
         "twins": words.twins(summary),
         "throughput": plots.throughput(summary),
         "pareto": cell_plots.pareto(summary),
@@ -99,6 +103,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "gates": campaign.resolved.get("gates") or {},
         "times": [plots.time(summary, "ttft"), plots.time(summary, "tpot")],
         "distributions": distributions,
+        "needed": words.needed_rows(summary),
         "acceptance_charts": [chart for chart in acceptance_charts if chart is not None],
         "tables": [_table(summary, arm, condition) for arm in summary.arms for condition in _conditions(summary)],
         "agreement_totals": [a for a in summary.agreement if a.level is None and a.condition in _conditions(summary)],

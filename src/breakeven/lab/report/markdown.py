@@ -14,6 +14,8 @@ def markdown(summary: Summary) -> str:
     """The same summary gives the same text."""
     c = summary.campaign
     lines = [f"## breakeven: {plain(summary.run.name)}", ""]
+    if statement := words.statement(summary):
+        lines += [f"> {plain(statement)}", ""]
     if warning := words.warning(summary):
         lines += [f"> **{plain(warning)}**", ""]
     for sentence in words.regime(summary):
@@ -25,6 +27,11 @@ def markdown(summary: Summary) -> str:
         ]
     chosen = policy.sentence(summary, policy.choices(summary))
     lines += [f"**{plain(chosen)}**", ""]
+    schedule = policy.deployable(summary)
+    if schedule.words:
+        lines += [f"As a schedule: {plain(schedule.words)}.", ""]
+    if schedule.flags:
+        lines += ["```", schedule.flags.replace("`", "'"), "```", ""]
     for arm in summary.arms:
         lines += [
             f"**{plain(words.answer(summary, arm))}** "
@@ -57,6 +64,18 @@ def markdown(summary: Summary) -> str:
         for a in summary.agreement:
             if (a.arm, a.condition, a.level) == (arm, ALL, None):
                 lines += [f"{a.identical} of {a.pairs} answers are identical to those of {plain(c.baseline)}.", ""]
+    if needed := words.needed_rows(summary):
+        lines += [
+            "Acceptance length that breaks even, from arms whose acceptance was set (a condition, not a result):",
+            "",
+            f"| streams | needed | {c.confidence * 100:g}% interval | reached by real drafters | note |",
+            "|---:|---:|:---|:---|:---|",
+            *(
+                f"| {row.level} | {row.length} | {row.interval} | {plain(row.reached)} | {plain(row.note)} |"
+                for row in needed
+            ),
+            "",
+        ]
     if summary.invalid:
         lines += ["Invalid cells:", ""]
         lines += [f"- {plain(x.cell)}: {plain('; '.join(x.reasons))}" for x in summary.invalid[:_SHOWN]]

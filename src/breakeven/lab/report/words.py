@@ -321,3 +321,58 @@ def rate(value: float | None) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def statement(summary: Summary) -> str:
+    """What is to be known of a run before anything in it is read, such as that it confirms a search; may be empty."""
+    tuning = summary.environment.get("tuning")
+    return str(tuning.get("statement", "")) if isinstance(tuning, Mapping) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NeededRow:
+    """One row of the table of needed acceptance, every cell as text but the numbers of streams and blocks."""
+
+    level: int
+    length: str
+    interval: str
+    bootstrap: str
+    reached: str
+    arms: str
+    blocks: int
+    note: str
+
+
+def needed_rows(summary: Summary) -> list[NeededRow]:
+    """The acceptance lengths that break even, beside those that real arms reached at the same level."""
+    pretended = {arm.name for arm in summary.campaign.arms if arm.synthetic_acceptance is not None}
+    rows = []
+    for row in summary.needed_acceptance:
+        reached = [
+            f"{a.arm} {a.length.value:.2f}"
+            for a in summary.acceptance
+            if a.level == row.level and a.condition == ALL and a.arm not in pretended and a.length.value is not None
+        ]
+        known = row.ci_low is not None or row.ci_high is not None or (row.low_open and row.high_open)
+        rows.append(
+            NeededRow(
+                level=row.level,
+                length="–" if row.length is None else f"{row.length:.2f}",
+                interval=_between(row.ci_low, row.ci_high) if known else "–",
+                bootstrap=_between(row.bootstrap_low, row.bootstrap_high) if row.blocks > 1 else "–",
+                reached=", ".join(reached) or "–",
+                arms=joined(row.arms),
+                blocks=row.blocks,
+                note=row.note,
+            )
+        )
+    return rows
+
+
+def _between(low: float | None, high: float | None) -> str:
+    """An interval that may be open: `2.10 to 2.60`, `below 2.60`, `above 2.10`, `not bounded`."""
+    if low is not None and high is not None:
+        return f"{low:.2f} to {high:.2f}"
+    if high is not None:
+        return f"below {high:.2f}"
+    return f"above {low:.2f}" if low is not None else "not bounded"
