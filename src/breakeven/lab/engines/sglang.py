@@ -63,7 +63,7 @@ def launch(arm: SglangArm) -> Launch:
             files[_ADAPTIVE_FILE] = config
         if speculation.synthetic_acceptance_length is not None:
             env["SGLANG_SIMULATE_ACC_LEN"] = str(speculation.synthetic_acceptance_length)
-    return Launch((*command, *arm.flags), arm.environment(**env), files, reset_path="/flush_cache")
+    return Launch((*command, *arm.flags), arm.environment(**env), files, reset_path="/flush_cache?timeout=5")
 
 
 def speculation_flags(speculation: EngineSpeculation) -> list[str]:
