@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from breakeven.lab.campaign import DOMAIN, JOIN, Campaign
+from breakeven.lab.known_traps import unjudged_arms
 from breakeven.lab.stats.factorial import contrasts, crossed_contrasts, main_effect
 from breakeven.lab.stats.ratio import RatioEstimate
 from breakeven.lab.stopping import estimator
@@ -29,7 +30,8 @@ def factor_effects(
 ) -> tuple[list[FactorEffect], list[FactorEffect]]:
     """(main effects, interactions), at each level and over all of them (level None). Empty with one condition.
 
-    Over all levels a block's value is the mean of the logs at its levels, and the block must have all of them.
+    Over all levels a block's value is the mean of the logs at its levels, and the block must have all of them. Arms of
+    synthetic acceptance have no rows.
     """
     if len(conditions) < 2:
         return [], []
@@ -37,6 +39,7 @@ def factor_effects(
     interactions: list[FactorEffect] = []
     levels = sorted(campaign.levels)
     factors = _factors(campaign, conditions)
+    unjudged = unjudged_arms(campaign)
     for metric in metrics:
         for level in (None, *levels):
             within = levels if level is None else [level]
@@ -46,7 +49,7 @@ def factor_effects(
                 means = factor.means(baseline)
                 main += _rows(campaign, factor.name, campaign.baseline, factor.values, metric, level, means)
             for arm in campaign.arms:
-                if arm == campaign.baseline:
+                if arm == campaign.baseline or arm in unjudged:
                     continue
                 ours = _logs(arm, conditions, within, metric, figures)
                 ratios = {
