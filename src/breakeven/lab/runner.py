@@ -21,7 +21,7 @@ from breakeven.lab.arms.prometheus import Rise, rise
 from breakeven.lab.calibration import CalibrationError, Capacity, quick, read_capacity
 from breakeven.lab.campaign import SENTINEL, Campaign, Sessions
 from breakeven.lab.client.parse import parse_exchange
-from breakeven.lab.client.sessions import Messages, Session
+from breakeven.lab.client.sessions import Messages, Session, run_sessions
 from breakeven.lab.client.types import LoadResult, RequestResult, RequestSpec
 from breakeven.lab.client.workers import LoadClient, WorkerError
 from breakeven.lab.design import stable_hash
@@ -570,7 +570,7 @@ class CampaignRunner:
 
         endpoint, specs = arm.endpoint(self._route), asked.specs
         if asked.sessions:
-            return self._client.sessions(
+            return run_sessions(  # in this process: their requests are made as they are played
                 endpoint,
                 asked.sessions,
                 key.level,
