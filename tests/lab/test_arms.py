@@ -23,7 +23,7 @@ from breakeven.lab.arms import Probe, ResetError, StartError, make_arm
 from breakeven.lab.arms.embedded import serve_command
 from breakeven.lab.arms.http import base_url, control_client
 from breakeven.lab.arms.process import ServerProcess, free_port, kill_leftover, port_is_free
-from breakeven.lab.arms.prometheus import impossible, rise, samples, speculation_series
+from breakeven.lab.arms.prometheus import impossible, rise, samples, speculation_series, with_rounds
 from breakeven.lab.campaign import AttachArm, CommandArm, EmbeddedArm, Speculation
 from breakeven.lab.mock import MockProcess, MockScript
 
@@ -71,10 +71,43 @@ def test_counters_are_read_by_name_whatever_the_prefix_and_summed_over_ranks() -
         "accepted_pos_0": 12,
         "accepted_pos_1": 8,
     }
-    for prefix in ("vllm:", "breakeven:", "sglang_", ""):
+    for prefix in ("vllm:", "breakeven:", "llamacpp:", "sglang_", ""):
         series = speculation_series(SCRAPE.replace("vllm:", prefix))
         assert rise({}, series).values == expected
         assert not rise({}, series).problems
+
+
+SGLANG = """\
+sglang:spec_verify_calls_total{model_name="m"} 10
+sglang:generation_tokens_total{is_streaming="true",model_name="m"} 40
+sglang:generation_tokens_total{is_streaming="false",model_name="m"} 2
+sglang:num_requests_total{is_streaming="true",model_name="m"} 4
+sglang:spec_accept_length{model_name="m"} 3.3
+"""
+
+
+def test_sglangs_counters_are_verifications_tokens_and_requests() -> None:
+    # 42 tokens: 4 first ones, one for each of 10 rounds, and 28 drafts.
+    found = rise({}, speculation_series(SGLANG))
+    assert found.values == {"num_drafts": 10, "num_accepted_tokens": 28}
+    assert not found.problems
+    later = speculation_series(SGLANG.replace("} 10", "} 15").replace("} 40", "} 60").replace("} 4\n", "} 6\n"))
+    assert rise(speculation_series(SGLANG), later).values == {"num_drafts": 5, "num_accepted_tokens": 13}
+    assert speculation_series("sglang:generation_tokens_total 40\nsglang:num_requests_total 4\n") == {}
+
+
+def test_tensorrt_llm_counts_drafted_tokens_and_no_rounds() -> None:
+    text = (
+        'trtllm_spec_decode_num_draft_tokens_total{m="a"} 30\ntrtllm_spec_decode_num_accepted_tokens_total{m="a"} 12\n'
+    )
+    series = speculation_series(text)
+    assert rise({}, series).values == {"num_draft_tokens": 30, "num_accepted_tokens": 12}
+    assert rise({}, with_rounds(series, 3)).values == {
+        "num_drafts": 10,
+        "num_draft_tokens": 30,
+        "num_accepted_tokens": 12,
+    }
+    assert with_rounds(speculation_series(SCRAPE), 3) == speculation_series(SCRAPE)
 
 
 def test_labels_are_unescaped_and_commas_inside_them_do_not_end_them() -> None:

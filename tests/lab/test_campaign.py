@@ -108,7 +108,7 @@ def test_the_quickstart_is_a_campaign_that_fits_into_five_minutes_as_assumed() -
         (GOOD + "workload: {domains: [all]}\n", 5, "'all' is the name of all domains pooled"),
         (GOOD.replace("baseline: off", "baseline: no"), 4, "baseline: 'no' is not one of the arms: off, ngram"),
         (GOOD.replace("baseline: off\n", ""), None, "baseline: is missing"),
-        (GOOD.replace("type: embedded,", "type: vllm,"), 3, "unknown type 'vllm': choose one of embedded, attach"),
+        (GOOD.replace("type: embedded,", "type: tgi,"), 3, "unknown type 'tgi': choose one of embedded, vllm"),
         (GOOD.replace("{type: embedded}", "{}"), 2, "'type' is missing"),
         (GOOD.replace("{algorithm: ngram}", "{algorithm: ngrm}"), 3, "must be 'ngram' or 'eagle3', found \"ngrm\""),
         (

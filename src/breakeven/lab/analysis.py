@@ -29,6 +29,7 @@ from breakeven.lab.client.types import RequestResult
 from breakeven.lab.controls import Visit, aa_summary, control_lints, sentinel_summaries
 from breakeven.lab.effects import factor_effects
 from breakeven.lab.family import describe_family, with_adjusted_p
+from breakeven.lab.known_traps import synthetic_arms
 from breakeven.lab.lints import cell_lints, with_run_lints
 from breakeven.lab.metrics import (
     CellMetrics,
@@ -43,6 +44,7 @@ from breakeven.lab.metrics import (
 )
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
+from breakeven.lab.servers import servers
 from breakeven.lab.stats.breakeven import break_even
 from breakeven.lab.stats.power import noise_floor, smallest_detectable
 from breakeven.lab.stats.ratio import RatioEstimate, log_ratios, ratio_from_logs
@@ -136,7 +138,9 @@ def analyse(run: RunDirectory) -> Summary:
 
     A cell whose files are damaged is an invalid one; the rest is analysed.
     """
-    return summarise(run.campaign, run.environment, run.readable_cells())
+    told = servers(run.read_journal())
+    environment = {**run.environment, **({"servers": told} if told else {})}
+    return summarise(run.campaign, environment, run.readable_cells())
 
 
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:
@@ -370,7 +374,7 @@ def _compare(
     decided = verdict(estimate, campaign.margin, higher_is_better=higher)
     more = more_blocks(estimate, campaign.margin)
     several = len(blocks) > 1
-    return Comparison(
+    compared = Comparison(
         **common,
         ratio=estimate.ratio,
         ci_low=estimate.ci_low,
@@ -392,6 +396,27 @@ def _compare(
         sd_log=estimate.sd_log,
         blocks_needed=len(blocks) + more if decided == "undecided" and more else None,
         provenance=_weakest(side[b].provenance for side in (ours, theirs) for b in blocks),
+    )
+    return _without_verdict(campaign, compared)
+
+
+def _without_verdict(campaign: Campaign, compared: Comparison) -> Comparison:
+    """The comparison as it stands; where acceptance was set and not earned, without verdict and p-values."""
+    lengths = synthetic_arms(campaign)
+    pretending = [name for name in (compared.arm, compared.baseline) if name in lengths]
+    if not pretending:
+        return compared
+    told = " and ".join(f"{name} (length {lengths[name]:g})" for name in pretending)
+    return compared.model_copy(
+        update={
+            "synthetic": True,
+            "verdict": "undecided",
+            "explanation": f"No verdict: acceptance is synthetic in {told}. The ratio is what a drafter of that"
+            " acceptance would give, not what one gives.",
+            "p_value": None,
+            "p_sign_flip": None,
+            "blocks_needed": None,
+        }
     )
 
 
@@ -423,7 +448,7 @@ def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Seque
         low_open=found.low_open,
         high_open=found.high_open,
         condition=condition,
-        note=found.note,
+        note="; ".join(filter(None, (_condition_note(campaign, arm), found.note))),
         monotone=found.monotone,
         levels=list(found.levels),
         fitted=[math.exp(value) for value in found.fitted],
@@ -432,6 +457,13 @@ def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Seque
         surely_pays=[LoadRange(low=low, high=high) for low, high in found.surely_pays],
         surely_hurts=[LoadRange(low=low, high=high) for low, high in found.surely_hurts],
     )
+
+
+def _condition_note(campaign: Campaign, arm: str) -> str:
+    lengths = synthetic_arms(campaign)
+    if arm not in lengths:
+        return ""
+    return f"acceptance is synthetic: where a drafter of acceptance length {lengths[arm]:g} would break even"
 
 
 def _level_summaries(campaign: Campaign, conditions: Sequence[str], values: _Values) -> list[LevelSummary]:
@@ -534,6 +566,8 @@ def _acceptance(
         found = replace(found, length=mean, valid=campaign.natural)
     if found.length.value is None:
         return None
+    if arm in synthetic_arms(campaign):
+        found = replace(found, valid=False, notes=(*found.notes, "acceptance is synthetic: set, not earned"))
     return AcceptanceSummary(
         arm=arm,
         condition=condition,
@@ -594,7 +628,8 @@ def _agreements(
                         common_prefix_share=found.common_prefix_share,
                         length_mismatches=found.length_mismatches,
                         token_mismatches=found.token_mismatches,
-                        expected=campaign.sampling.temperature == 0,
+                        expected=campaign.sampling.temperature == 0
+                        and not {arm, campaign.baseline} & set(synthetic_arms(campaign)),
                     )
                 )
     return rows
@@ -742,7 +777,12 @@ def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
         sha256=hashlib.sha256(canonical.encode()).hexdigest(),
         baseline=campaign.baseline,
         arms=[
-            ArmDigest(name=name, baseline=name == campaign.baseline, settings=settings)
+            ArmDigest(
+                name=name,
+                baseline=name == campaign.baseline,
+                settings=settings,
+                synthetic_acceptance=synthetic_arms(campaign).get(name),
+            )
             for name, settings in resolved["arms"].items()
         ],
         conditions=list(conditions),

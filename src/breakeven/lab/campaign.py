@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from breakeven.lab.engines import LlamaCppArm, SglangArm, TrtLlmArm, VllmArm
+from breakeven.lab.section import Section
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z")  # parts of file names
 MAX_LEVEL = 10_000
@@ -24,12 +27,6 @@ FILE_FORMATS = (
     *("auto", "prompts", "sharegpt", "humaneval", "mbpp", "spec-bench", "speed-bench", "gsm8k", "bfcl", "swe-bench"),
     *("csv", "text"),
 )
-
-
-class Section(BaseModel):
-    """What every section shares: strict types, no unknown fields, no changes after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 _MODELS_WITH_A_DRAFTER = ("smollm2-135m",)
@@ -198,8 +195,18 @@ class CommandArm(_HttpServer):
         return self
 
 
-ArmConfig = Annotated[EmbeddedArm | AttachArm | CommandArm, Field(discriminator="type")]
-ARM_TYPES: Mapping[str, type[Section]] = {"embedded": EmbeddedArm, "attach": AttachArm, "command": CommandArm}
+ArmConfig = Annotated[
+    EmbeddedArm | AttachArm | CommandArm | VllmArm | SglangArm | LlamaCppArm | TrtLlmArm, Field(discriminator="type")
+]
+ARM_TYPES: Mapping[str, type[Section]] = {
+    "embedded": EmbeddedArm,
+    "vllm": VllmArm,
+    "sglang": SglangArm,
+    "llamacpp": LlamaCppArm,
+    "trtllm": TrtLlmArm,
+    "attach": AttachArm,
+    "command": CommandArm,
+}
 
 
 class PromptFile(Section):

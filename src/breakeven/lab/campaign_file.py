@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from breakeven.lab.campaign import ARM_TYPES, Campaign, Speculation
+from breakeven.lab.engines import EngineArm, EngineSpeculation
 
 MAX_BYTES = 1_000_000
 _MAX_NODES = 50_000  # after aliases are followed: a small file can unfold into a huge one
@@ -28,6 +29,8 @@ _MAX_SHOWN = 20
 _INT = re.compile(r"[-+]?[0-9]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _SPECIAL = re.compile(r"([-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z")
+
+_UNION_MEMBERS = (Speculation.__name__, EngineSpeculation.__name__)
 
 FieldPath = tuple[str | int, ...]
 
@@ -250,7 +253,7 @@ def _document_path(loc: FieldPath, value: Mapping[str, Any]) -> FieldPath:
         if isinstance(here, dict):
             last = position == len(loc) - 1
             member = (len(path) == 2 and path[0] == "arms" and part in ARM_TYPES) or (
-                isinstance(part, str) and (part == "Speculation" or part.startswith(("literal[", "function-")))
+                isinstance(part, str) and (part in _UNION_MEMBERS or part.startswith(("literal[", "function-")))
             )
             if member and not (last and part in here):
                 continue
@@ -307,7 +310,9 @@ def _known_fields(path: FieldPath, value: Mapping[str, Any]) -> list[str]:
     model: type[BaseModel] | None = Campaign
     if path[:1] == ("arms",) and len(path) >= 2:
         arm = value.get("arms", {}).get(path[1], {})
-        model = ARM_TYPES.get(arm.get("type")) if len(path) == 2 else Speculation
+        model = ARM_TYPES.get(arm.get("type"))
+        if len(path) > 2:
+            model = EngineSpeculation if model is not None and issubclass(model, EngineArm) else Speculation
     elif path:
         field = Campaign.model_fields.get(str(path[0]))
         annotation = field.annotation if field else None

@@ -12,9 +12,13 @@ from breakeven.lab.summary import ALL, Comparison, Multiplicity
 
 
 def is_primary(campaign: Campaign, comparison: Comparison) -> bool:
-    """Of the declared family: the primary metric with the conditions pooled, levels × arms, without A/A."""
+    """Of the declared family: the primary metric with the conditions pooled, levels × arms, without A/A.
+
+    Nor are arms of synthetic acceptance of it: nothing is asked about those.
+    """
     return (
-        comparison.metric == campaign.primary_metric
+        not comparison.synthetic
+        and comparison.metric == campaign.primary_metric
         and comparison.condition == ALL
         and not (campaign.aa and comparison.arm == campaign.aa_arm)
     )

@@ -17,6 +17,9 @@ from typing import Any, Protocol
 from scipy.stats import f as f_distribution
 
 from breakeven.lab.campaign import AttachArm, Campaign, CommandArm, EmbeddedArm, Speculation
+from breakeven.lab.engines import EngineArm, EngineSpeculation
+from breakeven.lab.engines.speculation import edges
+from breakeven.lab.known_traps import started_with, trap_sentences
 from breakeven.lab.metrics import CellMetrics, is_valid
 from breakeven.lab.records import CellKey, CellRecord
 from breakeven.lab.summary import ALL, AgreementSummary, Lint, Noise, Summary
@@ -47,6 +50,7 @@ def cell_lints(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> list[Lint]:
     """What the campaign and its valid cells give rise to, in a fixed order."""
     cells = list(valid.values())
     found = itertools.chain(
+        _same(trap_sentences(campaign)),
         _same(thresholds(campaign)),
         _same(unlike_metrics(campaign)),
         unseen_cache(campaign, cells),
@@ -92,8 +96,10 @@ def _same(sentences: Iterator[str]) -> Iterator[Lint]:
 def thresholds(campaign: Campaign) -> Iterator[str]:
     """An arm that changes its speculation with the load is measured on both sides of each threshold, and near it."""
     for name, arm in campaign.arms.items():
-        flags = arm.flags if isinstance(arm, EmbeddedArm) else arm.command if isinstance(arm, CommandArm) else ()
-        for edge in batch_thresholds(flags):
+        found = set(batch_thresholds(started_with(arm)[0]))
+        if isinstance(arm, EngineArm) and isinstance(arm.speculation, EngineSpeculation):
+            found |= set(edges(arm.speculation))
+        for edge in sorted(found):
             below = [level for level in campaign.levels if edge / 2 < level <= edge]
             above = [level for level in campaign.levels if edge < level <= 2 * edge + 1]
             if not below or not above:
@@ -129,7 +135,7 @@ def unlike_metrics(campaign: Campaign) -> Iterator[str]:
     """Collecting metrics costs time in some servers, so arms must agree in it."""
     flags = {}
     for name, arm in campaign.arms.items():
-        if isinstance(arm, CommandArm):
+        if isinstance(arm, CommandArm):  # those of a typed arm are the same for each of its engine
             options = " ".join(arm.command).replace("=", " ").split()
             flags[name] = frozenset(
                 o for o in options if o.startswith("-") and re.search(r"metrics|log-(stats|req)", o)
@@ -277,11 +283,13 @@ def speculates(arm: object) -> bool | None:
     """Whether an arm is started with speculation; None where that cannot be told (a server that is not ours)."""
     if isinstance(arm, EmbeddedArm):
         return isinstance(arm.speculation, Speculation) or any("--speculative-algorithm" in flag for flag in arm.flags)
-    if not isinstance(arm, CommandArm):
+    if isinstance(arm, EngineArm) and isinstance(arm.speculation, EngineSpeculation):
+        return True
+    if not isinstance(arm, CommandArm | EngineArm):
         return None  # attached, or imported from somebody else's file
-    options = [part.partition("=")[0] for part in arm.command]
+    options = [part.partition("=")[0] for part in started_with(arm)[0]]
     names = ("--speculative-config", "--speculative-algorithm", "--spec-type", "--model-draft", "-md")
-    return any(option in names for option in options) or None
+    return any(option in names for option in options) or (False if isinstance(arm, EngineArm) else None)
 
 
 def impossible(cells: Sequence[Cell]) -> Iterator[Lint]:

@@ -27,6 +27,7 @@ from breakeven.lab.design import (
     stable_hash,
     stable_shuffle,
 )
+from breakeven.lab.known_traps import trap_sentences, why_not_reset
 from breakeven.lab.records import CellKey
 from breakeven.lab.stats.power import smallest_detectable
 from breakeven.lab.workload.arrivals import schedule as arrival_times
@@ -158,11 +159,13 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
     notes = [f"{name}: {chosen[name].reuse.note}" for name in conditions if chosen[name].reuse.note]
     if campaign.salts_prompts:
         unresettable = [name for name, arm in campaign.arms.items() if not arm.can_reset]
+        reasons = [why_not_reset(campaign.arms[name]) for name in unresettable]
+        why = "; ".join(dict.fromkeys(reasons))
         notes.append(
             f"prompts carry a salt in their first message, because the prefix cache of {', '.join(unresettable)} is "
-            f"not reset (no reset_url)"
+            f"not reset ({why})"
         )
-    notes += [*lints.thresholds(campaign), *lints.unlike_metrics(campaign)]
+    notes += [*trap_sentences(campaign), *lints.thresholds(campaign), *lints.unlike_metrics(campaign)]
     sha256 = _hash(campaign, suites, launches, warmup, trace)
     return Schedule(launches, conditions, dict(suites), warmup, tuple(notes), sha256)
 

@@ -35,6 +35,7 @@ from breakeven.lab.events import (
     Notice,
     RunBegan,
 )
+from breakeven.lab.known_traps import trap_sentences
 from breakeven.lab.load import load_figures
 from breakeven.lab.plan import PlannedCell, PlannedLaunch, Schedule, cell_salt
 from breakeven.lab.records import CellKey, CellRecord, RecordError, RunDirectory
@@ -165,7 +166,13 @@ class CampaignRunner:
         ]
         todo = [(launch, cells) for launch, cells in todo if cells]
         total = sum(1 for _ in self.schedule.cells())
-        self.run.journal("run_started", cells=total, done=len(done), version=environment.versions()["breakeven"])
+        self.run.journal(
+            "run_started",
+            cells=total,
+            done=len(done),
+            version=environment.versions()["breakeven"],
+            traps=list(trap_sentences(self.campaign)),
+        )
         self.on_event(RunBegan(total, len(done), len(todo)))
         stopped = False
         try:
@@ -313,6 +320,9 @@ class CampaignRunner:
                 command=list(arm.command()),
             )
             launch.ready = arm.wait_ready(self._probe())
+            facts = arm.facts()
+            if launch.ready.version is None:
+                launch.ready = replace(launch.ready, version=facts.version)
             self.run.journal(
                 "arm_ready",
                 block=plan.block,
@@ -320,6 +330,7 @@ class CampaignRunner:
                 seconds=round(launch.ready.seconds, 3),
                 model=launch.ready.model,
                 version=launch.ready.version,
+                server=facts.as_json(),
             )
             self.on_event(LaunchReady(plan.block, plan.arm, time.monotonic() - began))
             self._warm_up(launch)
@@ -358,6 +369,7 @@ class CampaignRunner:
                 killed=report.killed,
                 seconds=round(report.seconds, 3),
                 problems=list(report.problems),
+                gpu=report.gpu,
             )
         self.on_event(LaunchEnded(plan.block, plan.arm, time.monotonic() - began - launch.cells_s, report.problems))
 

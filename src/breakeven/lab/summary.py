@@ -80,6 +80,9 @@ class ArmDigest(_Model):
     name: str = Field(description="the arm's name")
     baseline: bool = Field(description="is it the arm all others are compared with?")
     settings: dict[str, Any] = Field(description="the arm as resolved in campaign.json")
+    synthetic_acceptance: Number | None = Field(
+        default=None, description="acceptance length that the arm pretends: a condition, not a result; null: it is real"
+    )
 
 
 class CampaignDigest(_Model):
@@ -169,6 +172,11 @@ class Comparison(_Model):
         " spread are the truth; null if decided or unknown"
     )
     provenance: Provenance = Field(description="the weakest provenance among the figures compared")
+    synthetic: bool = Field(
+        default=False,
+        description="one side accepts drafts by lot, so there is no verdict: the ratio is what a drafter of that"
+        " acceptance would give",
+    )
 
 
 class FactorEffect(_Model):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from breakeven.lab.arms.logs import LogFacts
 from breakeven.lab.arms.process import ProcessIdentity, StopReport
 from breakeven.lab.arms.prometheus import Series
 from breakeven.lab.client.types import Endpoint
@@ -87,6 +88,10 @@ class Arm(Protocol):
 
     def obituary(self) -> str:
         """How the server ended, and the last words of its log."""
+        ...
+
+    def facts(self) -> LogFacts:
+        """What the launch's log says of the server up to now; nothing for one that is not ours."""
         ...
 
     def stop(self) -> StopReport:

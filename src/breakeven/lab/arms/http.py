@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 
 from breakeven.lab.arms.base import Probe, Ready, ResetError, StartError
-from breakeven.lab.arms.prometheus import Series, speculation_series
+from breakeven.lab.arms.logs import LogFacts
+from breakeven.lab.arms.prometheus import Series, speculation_series, with_rounds
 from breakeven.lab.client.generator import run_closed_loop
 from breakeven.lab.client.parse import parse_exchange
 from breakeven.lab.client.types import Endpoint, RequestResult, RequestSpec
@@ -22,12 +23,16 @@ _CONTROL_TIMEOUT_S = 10.0
 _RESET_PATIENCE_S = 10.0
 _SETTLE_READS = 5
 _SETTLE_S = 0.05
+_VERSIONS = (("/version", "version"), ("/props", "build_info"), ("/server_info", "version"))  # llama.cpp's, SGLang's
 _NOT_YET = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """How to talk to a server. URLs are whole; `model` None: the first that /v1/models names."""
+    """How to talk to a server. URLs are whole; `model` None: the first that /v1/models names.
+
+    `drafted_per_round`: tokens that each round drafts, for servers that count drafted tokens and no rounds.
+    """
 
     base_url: str
     model: str | None = None
@@ -36,6 +41,7 @@ class HttpOptions:
     health_url: str | None = None
     reset_url: str | None = None
     metrics_url: str | None = None
+    drafted_per_round: int | None = None
 
 
 def base_url(url: str) -> str:
@@ -142,12 +148,15 @@ class HttpServer:
         return f"a first request failed: {_first_words(result)}"
 
     def _version(self) -> str | None:
-        try:
-            answer = self._client.get(self.options.base_url + "/version")
-            version = answer.json().get("version")
-        except (httpx.HTTPError, ValueError, AttributeError):
-            return None
-        return str(version) if version is not None and answer.status_code == 200 else None
+        for route, name in _VERSIONS:
+            try:
+                answer = self._client.get(self.options.base_url + route)
+                version = answer.json().get(name) if answer.status_code == 200 else None
+            except (httpx.HTTPError, ValueError, AttributeError):
+                continue
+            if version is not None:
+                return str(version)
+        return None
 
     # Between cells
 
@@ -191,7 +200,10 @@ class HttpServer:
             answer = self._client.get(url)
         except httpx.HTTPError:
             return None
-        return speculation_series(answer.text) if answer.status_code == 200 else None
+        if answer.status_code != 200:
+            return None
+        found = speculation_series(answer.text)
+        return with_rounds(found, self.options.drafted_per_round) if self.options.drafted_per_round else found
 
     def answers(self) -> bool:
         """Whether anything at all answers at the URL."""
@@ -222,6 +234,9 @@ class HttpArm:
 
     def counters(self) -> Mapping[Series, float] | None:
         return self._server().counters()
+
+    def facts(self) -> LogFacts:
+        return LogFacts()
 
     def _hang_up(self) -> None:
         if self._http is not None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from breakeven.lab.arms.base import Probe, Ready, StartError
 from breakeven.lab.arms.http import HttpArm, HttpOptions, HttpServer
+from breakeven.lab.arms.logs import LogFacts, read_log
 from breakeven.lab.arms.process import ProcessIdentity, ServerProcess, StopReport, free_port, port_is_free
 
 HOST = "127.0.0.1"
@@ -16,7 +21,9 @@ PORT = "{port}"
 class LaunchedArm(HttpArm):
     """A command line with {port} in it, and the server that it starts.
 
-    URLs among the options that begin with a slash are taken from the server's own address.
+    URLs among the options that begin with a slash are taken from the server's own address. `files`: what the server
+    reads besides, by name; they are written beside the log, and {files} in the command is their folder. `host`: where
+    the server listens, {host} in the command.
     """
 
     def __init__(
@@ -30,6 +37,8 @@ class LaunchedArm(HttpArm):
         startup_timeout_s: float,
         stop_timeout_s: float,
         continuous_usage: bool = True,
+        host: str = HOST,
+        files: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__(name)
         self.can_reset = options.reset_url is not None
@@ -38,6 +47,8 @@ class LaunchedArm(HttpArm):
         self._options = options
         self._fixed_port = port
         self._env = env
+        self._host = host
+        self._files = files or {}
         self._startup_timeout_s = startup_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._process: ServerProcess | None = None
@@ -51,8 +62,14 @@ class LaunchedArm(HttpArm):
         port = self._fixed_port or free_port(HOST)
         if not port_is_free(port, HOST):
             raise StartError(f"{self.name}: port {port} is in use by another program: end it, or set another port")
-        command = [part.replace(PORT, str(port)) for part in self._command]
+        folder = log_path.with_suffix(".files").resolve()
+        values = {PORT: str(port), "{host}": self._host, "{files}": str(folder)}
+        command = [_filled(part, values) for part in self._command]
         try:
+            if self._files:
+                folder.mkdir(parents=True, exist_ok=True)
+            for name, content in self._files.items():
+                (folder / name).write_text(file_text(name, content), encoding="utf-8")
             self._process = ServerProcess(command, log_path, self._env, port)
         except OSError as problem:
             raise StartError(f"{self.name}: the server could not be started: {problem.strerror or problem}") from None
@@ -72,6 +89,7 @@ class LaunchedArm(HttpArm):
             health_url=whole(given.health_url),
             reset_url=whole(given.reset_url),
             metrics_url=whole(given.metrics_url),
+            drafted_per_round=given.drafted_per_round,
         )
 
     def wait_ready(self, probe: Probe) -> Ready:
@@ -92,9 +110,10 @@ class LaunchedArm(HttpArm):
     def obituary(self) -> str:
         if self._process is None:
             return "never started"
-        words = self._process.last_words()
-        ending = self._process.how_it_ended()
-        return f"{ending}; its log ends:\n{words}" if words else f"{ending}; it wrote nothing to its log"
+        return self._process.obituary()
+
+    def facts(self) -> LogFacts:
+        return read_log(self._process.log_text()) if self._process is not None else LogFacts()
 
     def stop(self) -> StopReport:
         if self._process is None:
@@ -103,3 +122,16 @@ class LaunchedArm(HttpArm):
         self._hang_up()
         self._process = None
         return report
+
+
+def file_text(name: str, content: Mapping[str, Any]) -> str:
+    """A server's configuration file, as JSON or YAML by the name's ending."""
+    if name.endswith(".json"):
+        return json.dumps(content, indent=1) + "\n"
+    return str(yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True))
+
+
+def _filled(part: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        part = part.replace(name, value)
+    return part

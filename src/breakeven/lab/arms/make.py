@@ -5,17 +5,23 @@ from __future__ import annotations
 from breakeven.lab.arms.attach import Attached
 from breakeven.lab.arms.base import Arm
 from breakeven.lab.arms.embedded import embedded_arm
+from breakeven.lab.arms.engine import engine_arm
 from breakeven.lab.arms.http import HttpOptions, authorised
 from breakeven.lab.arms.launched import LaunchedArm
 from breakeven.lab.campaign import AttachArm, CommandArm, EmbeddedArm
+from breakeven.lab.engines import EngineArm, LlamaCppArm, SglangArm, TrtLlmArm, VllmArm
 
 
-def make_arm(name: str, config: EmbeddedArm | AttachArm | CommandArm) -> Arm:
+def make_arm(
+    name: str, config: EmbeddedArm | AttachArm | CommandArm | VllmArm | SglangArm | LlamaCppArm | TrtLlmArm
+) -> Arm:
     """The arm of a campaign. StartError if its API key is wanted and not there."""
     if isinstance(config, EmbeddedArm):
         return embedded_arm(name, config)
     if isinstance(config, AttachArm):
         return Attached(name, config)
+    if isinstance(config, EngineArm):
+        return engine_arm(name, config)
     options = HttpOptions(
         "",
         model=config.model,

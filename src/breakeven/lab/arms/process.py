@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 
 from breakeven.lab.arms import guard
+from breakeven.lab.arms.gpu_memory import GpuMemory
+from breakeven.lab.arms.logs import MAX_BYTES, errors_of
 
 _KILL_WAIT_S = 10.0
 _PORT_WAIT_S = 5.0
@@ -34,23 +36,37 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True)
 class StopReport:
-    """How a server ended. `problems`: what is not as it was before its start, in plain words; empty if all is."""
+    """How a server ended. `problems`: what is not as it was before its start, in plain words; empty if all is.
+
+    `gpu`: whether the GPUs' memory was looked at, and what came of it; empty for a server that is not ours.
+    """
 
     exit_status: int | None
     killed: bool
     seconds: float
     problems: tuple[str, ...] = ()
+    gpu: str = ""
 
 
 class ServerProcess:
     """One server, running from its construction until `stop`; if the interpreter ends in between, it is killed.
 
     `env`: changes to the environment; None takes a variable away. The log is appended to. `port`: the one that must be
-    free again afterwards. Raises OSError if no process can be made.
+    free again afterwards. `leash`: its standard input is a pipe whose end tells it to stop. Raises OSError if no
+    process can be made.
     """
 
-    def __init__(self, command: Sequence[str], log_path: Path, env: Mapping[str, str | None], port: int | None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        log_path: Path,
+        env: Mapping[str, str | None],
+        port: int | None,
+        *,
+        leash: bool = False,
+    ) -> None:
         self._port = port
+        self._gpu_memory = GpuMemory()
         self._available_before = psutil.virtual_memory().available
         self.log_path = log_path
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
@@ -59,7 +75,7 @@ class ServerProcess:
         with log_path.open("ab") as log:
             self._popen = subprocess.Popen(
                 arguments,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if leash else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={name: value for name, value in variables.items() if value is not None},
@@ -89,6 +105,19 @@ class ServerProcess:
         """The last lines of this launch's log; empty if it wrote nothing."""
         return last_words(self.log_path, self._log_start)
 
+    def log_text(self) -> str:
+        """This launch's log up to now, cut in its middle where it is very long."""
+        return log_text(self.log_path, self._log_start)
+
+    def obituary(self) -> str:
+        """How it ended, the errors that its log tells, and the log's last words."""
+        words, ending = self.last_words(), self.how_it_ended()
+        if not words:
+            return f"{ending}; it wrote nothing to its log"
+        errors = [error for error in errors_of(self.log_text()) if error not in words]
+        told = f"; its log tells of:\n{chr(10).join(errors)}\nand" if errors else "; its log"
+        return f"{ending}{told} ends:\n{words}"
+
     def stop(self, timeout_s: float) -> StopReport:
         """SIGTERM, after `timeout_s` SIGKILL to all that is left, then the proof. Safe to call again."""
         began = time.monotonic()
@@ -96,8 +125,7 @@ class ServerProcess:
         killed = False
         try:
             if self.alive():
-                with suppress(ProcessLookupError):
-                    self._popen.terminate()
+                self._ask_to_stop()
                 with suppress(subprocess.TimeoutExpired):
                     self._popen.wait(timeout_s)
             killed = self.alive()
@@ -112,7 +140,18 @@ class ServerProcess:
             problems.append(
                 f"{missing / 2**20:.0f} MiB less memory is free than before the server started (other programs count)"
             )
-        return StopReport(self._popen.poll(), killed, time.monotonic() - began, tuple(problems))
+        problem, gpu = self._gpu_memory.returned()
+        if problem:
+            problems.append(problem)
+        return StopReport(self._popen.poll(), killed, time.monotonic() - began, tuple(problems), gpu)
+
+    def _ask_to_stop(self) -> None:
+        if self._popen.stdin is not None:
+            with suppress(OSError):
+                self._popen.stdin.close()
+        else:
+            with suppress(ProcessLookupError):
+                self._popen.terminate()
 
     def _family(self) -> list[psutil.Process]:
         """The server's descendants, and whoever else lives in its session."""
@@ -135,6 +174,9 @@ class ServerProcess:
                 process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(_KILL_WAIT_S)
+        if self._popen.stdin is not None:
+            with suppress(OSError):
+                self._popen.stdin.close()
         _, left = psutil.wait_procs(list(everyone.values()), timeout=_KILL_WAIT_S)
         return [p for p in left if _is_running(p)]
 
@@ -164,6 +206,23 @@ def last_words(log_path: Path, start: int = 0, lines: int = 8) -> str:
         return ""
     kept = [line.rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in kept[-lines:])
+
+
+def log_text(log_path: Path, start: int = 0) -> str:
+    """A log from byte `start` on; of a very long one its beginning and its end. Empty if there is none."""
+    try:
+        with log_path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END) - start
+            log.seek(start)
+            if size <= MAX_BYTES:
+                data = log.read(max(0, size))
+            else:
+                data = log.read(MAX_BYTES // 2) + b"\n"
+                log.seek(-(MAX_BYTES // 2), os.SEEK_END)
+                data += log.read(MAX_BYTES // 2)
+    except OSError:
+        return ""
+    return data.decode("utf-8", "replace")
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -1,6 +1,8 @@
 """Prometheus text → speculation counters, and their rise over a cell. Pure.
 
-Counters are read by vLLM's names after any prefix (`vllm:`, `breakeven:`, `sglang_`, …), summed over ranks and engines.
+Counters are read by vLLM's names after any prefix (`vllm:`, `breakeven:`, `llamacpp:`, `trtllm_`, …), summed over ranks
+and engines. SGLang counts verifications, tokens and requests instead, each when a request has finished: a verification
+is a round, and of a request's tokens all but the first and one for each round were drafted and accepted.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ _LABEL = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?
 _COUNTER = re.compile(
     r"(?:.*[:_])?spec_decode_(num_drafts|num_draft_tokens|num_accepted_tokens|num_accepted_tokens_per_pos)(?:_total)?\Z"
 )
+_SGLANG = re.compile(r"sglang[:_](spec_verify_calls|generation_tokens|num_requests)_total\Z")
 _ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
 
 Series = tuple[str, tuple[tuple[str, str], ...]]  # name of the sample, sorted labels
@@ -65,12 +68,29 @@ def speculation_series(text: str) -> dict[Series, float]:
     """The speculation counters of a scrape, one entry per rank or engine; empty if there are none."""
     found: dict[Series, float] = {}
     for sample in samples(text):
-        if _COUNTER.match(sample.name):
+        if _COUNTER.match(sample.name) or _SGLANG.match(sample.name):
             found[(sample.name, tuple(sorted(sample.labels.items())))] = sample.value
+    if not any(_COUNTER.match(name) or "spec_verify_calls" in name for name, _ in found):
+        return {}  # SGLang without speculation
     return found
 
 
+def with_rounds(series: Mapping[Series, float], drafted_per_round: int) -> dict[Series, float]:
+    """The series with rounds, where a server counts drafted tokens only and drafts the same number in each round."""
+    if any(_key(one) == "num_drafts" for one in series):
+        return dict(series)
+    rounds = {
+        (name.replace("num_draft_tokens", "num_drafts"), labels): value / drafted_per_round
+        for (name, labels), value in series.items()
+        if _key((name, labels)) == "num_draft_tokens"
+    }
+    return {**series, **rounds}
+
+
 def _key(series: Series) -> str | None:
+    other = _SGLANG.match(series[0])
+    if other is not None:
+        return "num_drafts" if other[1] == "spec_verify_calls" else other[1]
     match = _COUNTER.match(series[0])
     if match is None:
         return None
@@ -96,7 +116,17 @@ def rise(before: Mapping[Series, float], after: Mapping[Series, float]) -> Rise:
         values[key] = values.get(key, 0.0) + after[series] - before.get(series, 0.0)
     if restarted:
         return Rise({}, tuple(dict.fromkeys(problems)), True)
+    values = _of_sglang(values)
     return Rise(values, tuple(impossible(values)))
+
+
+def _of_sglang(values: dict[str, float]) -> dict[str, float]:
+    """Accepted drafts from SGLang's counters; all others are left as they are."""
+    tokens, requests = values.pop("generation_tokens", None), values.pop("num_requests", None)
+    rounds = values.get("num_drafts")
+    if tokens is not None and requests is not None and rounds and "num_accepted_tokens" not in values:
+        values["num_accepted_tokens"] = max(0.0, tokens - requests - rounds)
+    return values
 
 
 def impossible(values: Mapping[str, float]) -> Iterator[str]:

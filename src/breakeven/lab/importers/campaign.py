@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from breakeven.lab.campaign import Campaign, Section
+from breakeven.lab.campaign import Campaign
+from breakeven.lab.section import Section
 
 
 class ImportedArm(Section):

@@ -31,7 +31,7 @@ def choices(summary: Summary) -> list[Choice]:
     by_arm = {arm: {row.level: row.comparison for row in words.rows(summary, arm)} for arm in summary.arms}
     found = []
     for level in summary.campaign.levels:
-        here = {arm: rows[level] for arm, rows in by_arm.items() if level in rows}
+        here = {arm: rows[level] for arm, rows in by_arm.items() if level in rows and not rows[level].synthetic}
         paying = {arm: c.ratio for arm, c in here.items() if c.verdict == "pays" and c.ratio is not None}
         undecided = [arm for arm, c in here.items() if c.verdict == "undecided"]
         if paying:

@@ -65,6 +65,13 @@ def _throughput(levels: Sequence[LevelSummary], arm: str, condition: str, level:
 def answer(summary: Summary, arm: str) -> str:
     """One sentence: at which levels the arm pays, hurts, makes no difference, or cannot be told."""
     by_verdict: dict[Verdict, list[int]] = {}
+    pretended = {a.name: a.synthetic_acceptance for a in summary.campaign.arms if a.synthetic_acceptance is not None}
+    if arm in pretended or summary.campaign.baseline in pretended:
+        who = arm if arm in pretended else summary.campaign.baseline
+        return (
+            f"{arm} gets no verdict, because the acceptance of {who} is synthetic: its ratios are those of a drafter"
+            f" whose rounds yield {pretended[who]:g} tokens."
+        )
     for row in rows(summary, arm):
         by_verdict.setdefault(row.comparison.verdict, []).append(row.level)
     phrases: dict[Verdict, str] = {
@@ -192,7 +199,9 @@ def _number(value: float | None) -> str:
 
 def outlook(summary: Summary, arm: str) -> str:
     """What it would take to decide the undecided levels; empty if there are none."""
-    open_rows = [row for row in rows(summary, arm) if row.comparison.verdict == "undecided"]
+    open_rows = [
+        row for row in rows(summary, arm) if row.comparison.verdict == "undecided" and not row.comparison.synthetic
+    ]
     if not open_rows:
         return ""
     few = [row for row in open_rows if row.comparison.blocks < 2]

@@ -1,0 +1,181 @@
+"""Traps are named before anything is started, and synthetic acceptance never becomes a result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_helpers import campaign, execute, mock_arm
+
+from breakeven.lab.analysis import analyse
+from breakeven.lab.campaign import Campaign
+from breakeven.lab.engines.traps import dominated, synthetic_length, traps
+from breakeven.lab.known_traps import synthetic_arms, trap_sentences
+from breakeven.lab.lints import speculates
+from breakeven.lab.plan import build_schedule, load_suites
+from breakeven.lab.report import policy, words
+
+
+def arms(**others: Any) -> Campaign:
+    return campaign({"off": {"type": "embedded"}, **others}, baseline="off", levels=[1, 30, 100])
+
+
+def found(**others: Any) -> str:
+    return "\n".join(trap_sentences(arms(**others)))
+
+
+def typed(type: str, *flags: str, **speculation: Any) -> dict[str, Any]:
+    value: dict[str, Any] = {"type": type, "model": "m", "flags": list(flags)}
+    if speculation:
+        value["speculation"] = {"method": "eagle3", "draft_model_path": "d", **speculation}
+    return value
+
+
+KIMI = {"num_steps": 2, "eagle_topk": 4, "num_draft_tokens": 16}
+
+
+def test_plain_arms_have_no_traps() -> None:
+    assert found(a=typed("vllm"), b=typed("vllm", num_steps=3), c=typed("llamacpp", num_steps=3)) == ""
+
+
+def test_a_tree_that_its_depth_caps_is_named_with_the_chain_to_try() -> None:
+    told = found(kimi=typed("sglang", "--max-running-requests", "256", **KIMI))
+    assert told.startswith("kimi verifies 16 tokens a round and can gain at most 3")
+    assert "a chain of 3 (num_steps 3, eagle_topk 1) verifies 4" in told
+    ours = {"type": "embedded", "speculation": {"algorithm": "eagle3", **KIMI}}
+    assert "ours verifies 16 tokens" in found(ours=ours)
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(2, 64))
+def test_only_what_a_short_chain_beats_by_far_is_called_dominated(steps: int, topk: int, nodes: int) -> None:
+    if list(dominated(steps, topk, nodes)):
+        chain_yields, chain_verifies = steps + 2, steps + 2
+        assert topk > 1
+        assert chain_yields > steps + 1
+        assert nodes >= 4 * chain_verifies
+
+
+def test_usual_trees_are_not_called_dominated() -> None:
+    for steps, topk, nodes in ((5, 4, 8), (5, 8, 32), (6, 10, 60), (4, 4, 16), (3, 1, 4)):
+        assert not list(dominated(steps, topk, nodes))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--speculative-algorithm", "EAGLE3", "--speculative-eagle-topk", "4"), "with --speculative-eagle-topk 4"),
+        (("--speculative-algorithm=NGRAM",), "with NGRAM"),
+        (("--speculative-algorithm", "EAGLE", "--enable-dp-attention"), "with --enable-dp-attention"),
+    ],
+)
+def test_adaptive_speculation_that_would_run_static_is_named(flags: tuple[str, ...], words: str) -> None:
+    told = found(a=typed("sglang", *flags, "--speculative-adaptive", "--max-running-requests", "128"))
+    assert f"a asks for adaptive speculation {words}, where SGLang has none: it runs static" in told
+
+
+def test_adaptive_speculation_that_works_is_not() -> None:
+    assert "static" not in found(a=typed("sglang", num_steps=3, schedule=[[1, 4, 3], [5, 8, 1]]))
+
+
+def test_thresholds_below_one_are_lossy() -> None:
+    assert "(--speculative-accept-threshold-single 0.9 is below 1.0)" in found(
+        a=typed("sglang", num_steps=3, acceptance_threshold=0.9)
+    )
+    assert "below 1.0" not in found(a=typed("sglang", num_steps=3, acceptance_threshold=1.0))
+
+
+def test_sglang_lowers_how_many_requests_run_under_speculation() -> None:
+    assert "lowers to 48: at 100 streams requests queue" in found(a=typed("sglang", num_steps=3))
+    assert "48" not in found(a=typed("sglang", "--max-running-requests", "128", num_steps=3))
+    assert "48" not in found(a=typed("sglang"))
+
+
+def test_vllm_drops_a_schedule_under_data_parallelism() -> None:
+    given = typed("vllm", num_steps=3, schedule=[[1, 4, 3], [5, 8, 1]])
+    assert "vLLM then drops the schedule" in found(a={**given, "data_parallel": 2})
+    assert "drops" not in found(a=given)
+
+
+def test_graph_ladders_that_do_not_divide_are_named() -> None:
+    told = found(a=typed("vllm", "--compilation-config", '{"cudagraph_capture_sizes": [1, 4, 8, 30]}', num_steps=3))
+    assert "captures CUDA graphs of 1, 30 tokens, which are no multiple of 4" in told
+    assert "up to 30 tokens, and 30, 100 streams bring 4 each" in told
+    fitting = found(a=typed("vllm", "--cudagraph-capture-sizes", "4", "8", "400", num_steps=3))
+    assert fitting == ""
+    assert "up to 16 requests: 30, 100 streams run without one" in found(a=typed("sglang", "--cuda-graph-max-bs", "16"))
+
+
+def test_streams_beyond_llamacpps_slots_wait() -> None:
+    assert "serves 4 requests at once: at 30, 100 streams" in found(a={**typed("llamacpp"), "slots": 4})
+
+
+def test_a_command_line_written_by_hand_is_looked_at_too() -> None:
+    config = json.dumps({"method": "eagle3", "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2})
+    command = ["vllm", "serve", "m", "--port", "{port}", f"--speculative-config={config}"]
+    given = {"type": "command", "command": command}
+    assert "of 2 tokens a round: this is a condition, not a result" in found(a=given)
+    assert synthetic_arms(arms(a=given)) == {"a": 2.0}
+
+
+def test_every_way_to_pretend_is_recognised() -> None:
+    assert synthetic_length(("sglang",), {"SGLANG_SIMULATE_ACC_LEN": "2.5"}) == 2.5
+    assert synthetic_length(("sglang",), {"SGLANG_SIMULATE_ACC_LEN": "-1"}) is None
+    assert synthetic_length(("llama-server", "--spec-synth-len", "1.5"), {}) == 1.5
+    assert synthetic_length(("llama-server", "--spec-synth-rates", "0.5,0.25"), {}) == 1.75
+    config = json.dumps({"synthetic_acceptance_rates": [1.0, 0.5]})
+    assert synthetic_length(("vllm", "--speculative-config", config), {}) == 2.5
+    assert synthetic_length(("vllm", "serve"), {}) is None
+
+
+_PARTS = [
+    *("--speculative-config", "{}", "[]", '{"num_speculative_tokens_per_batch_size": [[1]]}', "--spec-synth-rates"),
+    *("--cudagraph-capture-sizes", "nan", "-np", "llama-server", "--compilation-config"),
+]
+
+
+@given(st.lists(st.text(max_size=12) | st.sampled_from(_PARTS), max_size=8))
+def test_any_command_line_can_be_looked_at(parts: list[str]) -> None:
+    assert all(isinstance(sentence, str) for sentence in traps(parts, {}, (1, 2)))
+
+
+def test_typed_arms_say_whether_they_speculate() -> None:
+    given = arms(a=typed("vllm"), b=typed("vllm", num_steps=3), c=typed("sglang", "--speculative-algorithm", "NGRAM"))
+    assert [speculates(given.arms[name]) for name in ("a", "b", "c")] == [False, True, True]
+
+
+def test_traps_reach_the_plan() -> None:
+    given = arms(kimi=typed("sglang", **KIMI))
+    assert any("can gain at most 3" in note for note in build_schedule(given, load_suites(given)).notes)
+
+
+def test_synthetic_acceptance_gets_no_verdict_in_plan_journal_or_report(tmp_path: Path) -> None:
+    pretender = mock_arm({"draft_tokens": 3, "tokens_per_chunk": [3]}, env={"SGLANG_SIMULATE_ACC_LEN": "2.5"})
+    real = mock_arm({"draft_tokens": 3, "tokens_per_chunk": [3]})
+    run, outcome = execute(tmp_path / "run", campaign({"off": mock_arm(), "real": real, "set": pretender}))
+    assert not outcome.invalid
+    (started,) = [e for e in run.read_journal() if e["event"] == "run_started"]
+    assert any(trap.startswith("set accepts drafts by lot") for trap in started["traps"])
+    summary = analyse(run)
+    rows = [c for c in summary.comparisons if c.arm == "set"]
+    assert rows
+    for row in rows:
+        assert row.synthetic
+        assert row.verdict == "undecided"
+        assert row.p_value is row.p_adjusted is row.p_max_t is None
+        assert not row.primary
+        assert row.explanation.startswith("No verdict: acceptance is synthetic in set (length 2.5).")
+        assert row.ratio is not None
+    assert summary.multiplicity is not None
+    assert summary.multiplicity.tests == len(summary.campaign.levels)  # those of `real` alone
+    assert not any(c.synthetic for c in summary.comparisons if c.arm == "real")
+    assert [a.synthetic_acceptance for a in summary.campaign.arms] == [None, None, 2.5]
+    assert all(not row.valid for row in summary.acceptance if row.arm == "set")
+    assert any("by lot" in lint.message for lint in summary.lints)
+    assert "gets no verdict" in words.answer(summary, "set")
+    assert words.outlook(summary, "set") == ""
+    assert all("set" not in choice.reason and choice.arm != "set" for choice in policy.choices(summary))
+    assert "synthetic" in summary.break_even["set"].note
