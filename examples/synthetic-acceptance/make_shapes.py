@@ -1,6 +1,6 @@
 """Writes the folder `shapes/`: an 8B Llama and an EAGLE-3 head as configurations without weights, and a tokenizer.
 
-    python make_shapes.py
+    python examples/synthetic-acceptance/make_shapes.py
 
 vLLM fills them with random numbers (`--load-format dummy`), so nothing needs to be downloaded. The shapes are those of
 Llama-3.1-8B and of the heads published for it. The tokenizer takes text byte by byte and gives every other number of

@@ -180,7 +180,7 @@ def _parse(python: str, script: str, lines: dict[str, tuple[str, ...]], **enviro
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, **environment},
+        env={**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **environment},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(zip(lines, json.loads(done.stdout.strip().splitlines()[-1]), strict=True))
