@@ -64,6 +64,7 @@ from breakeven.lab.summary import (
     ConditionBreakEven,
     IntervalFigure,
     LevelSummary,
+    Lint,
     LoadRange,
     MetricName,
     Noise,
