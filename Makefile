@@ -1,12 +1,15 @@
 # make quickstart   set up, then compare speculation off and on under load (about 5 minutes on 2 cores)
 # make test         set up, then run the tests
+# make test-engines install vLLM, SGLang, llama.cpp and Ray in .engines (6 GB) and run the tests that need them
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= runs/quickstart
 PYTEST_ARGS ?=
 
-.PHONY: setup quickstart test test-slow lint format clean help
+ENGINES_DIR ?= .engines
+
+.PHONY: setup quickstart test test-slow test-engines lint format clean help
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -26,6 +29,9 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-engines: setup
+	PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/engines.sh "$(ENGINES_DIR)" $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

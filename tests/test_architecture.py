@@ -22,8 +22,10 @@ PAGE = ROOT / "docs" / "architecture.md"
 PURE = (
     "lab/acceptance.py",
     "lab/breakeven.py",
+    "lab/client/clocks.py",
     "lab/client/http1.py",
     "lab/client/parse.py",
+    "lab/client/partition.py",
     "lab/client/sse.py",
     "lab/client/types.py",
     "lab/design.py",

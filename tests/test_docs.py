@@ -15,6 +15,7 @@ from breakeven.lab.plan import build_schedule, load_suites
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "examples").rglob("README.md"))
 
 
 def blocks(page: Path, *kinds: str) -> list[str]:
@@ -60,13 +61,13 @@ def test_the_campaign_of_the_readme_can_be_planned(tmp_path: Path) -> None:
     assert build_schedule(campaign, load_suites(campaign)).launches
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_scripts_that_pages_name_exist(page: Path) -> None:
     for script in re.findall(r"python (\S+\.py)", page.read_text(encoding="utf-8")):
         assert (ROOT / script).is_file(), script

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from breakeven.lab.client import Endpoint, LoadClient, LoadResult, RequestResult, RequestSpec, parse_exchange
+from breakeven.lab.client.types import LoadBackend
 from breakeven.lab.mock import MockProcess, MockScript
 
 MAX_TTFT_ERROR_MS = 5.0
@@ -155,7 +156,7 @@ def stolen_ms() -> float:
         return 0.0
 
 
-def measure(mock: MockProcess, client: LoadClient, script: MockScript, streams: int) -> Step:
+def measure(mock: MockProcess, client: LoadBackend, script: MockScript, streams: int) -> Step:
     """Plays a script to `streams` streams at once and compares. CalibrationError if no answer came through whole."""
     mock.play(script)
     stolen_before = stolen_ms()
@@ -297,7 +298,7 @@ def _calibrate(
     return Calibration(client.workers, pinned, tuple(begun), tuple(steps), best, ended)
 
 
-def quick(client: LoadClient) -> Capacity:
+def quick(client: LoadBackend) -> Capacity:
     """The capacity by CPU time: one core divided by what an event costs the client at 20,000 events/s, per worker.
 
     An event costs less at higher rates, where one look at the sockets finds more of them, so this is cautious; and it
@@ -306,7 +307,8 @@ def quick(client: LoadClient) -> Capacity:
     gap = QUICK_STREAMS / QUICK_RATE
     script = MockScript(chunks=round(1.0 / gap), first_chunk_s=0.05, gap_s=gap)
     try:
-        with MockProcess() as mock:
+        # Actors on other machines reach this one by its address in their cluster.
+        with MockProcess(host="0.0.0.0" if client.nodes else "127.0.0.1") as mock:
             step = measure(mock, client, script, QUICK_STREAMS)
     except (OSError, RuntimeError) as problem:
         raise CalibrationError(f"the client could not be calibrated: {problem}") from None

@@ -384,10 +384,29 @@ class Client(Section):
     """The load generator: processes, and how its capacity is known (docs/client.md).
 
     `calibration`: quick (about two seconds at the start of a run), off, or a file of `breakeven bench-client --json`.
+    `backend`: processes of this machine (local), or actors on the nodes of a Ray cluster, `address` being its head's
+    (None: the cluster that this machine belongs to). Beyond `max_clock_error_ms`, how well the nodes' clocks could be
+    compared, the report says so.
     """
 
     workers: int = Field(default=1, ge=1, le=256)
     calibration: str = Field(default="quick", min_length=1)
+    backend: Literal["local", "ray"] = "local"
+    address: str | None = None
+    max_clock_error_ms: float = Field(default=5.0, gt=0)
+
+    @model_validator(mode="after")
+    def _address_fits(self) -> Self:
+        if self.address is None:
+            return self
+        if self.backend != "ray":
+            raise ValueError("address is that of a Ray cluster: set backend: ray, or leave it out")
+        if not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):\d{1,5}", self.address):
+            raise ValueError(
+                f"{self.address!r} is not HOST:PORT of a Ray cluster's head, such as 10.0.0.1:6379 (ray:// is not: run "
+                f"breakeven on a machine that has joined the cluster)"
+            )
+        return self
 
 
 class Requests(Section):
@@ -697,8 +716,8 @@ class Campaign(Section):
             raise ValueError(
                 "workload.sessions is a closed loop, in which a turn waits for the answer: leave arrivals out"
             )
-        if self.client.workers > 1:
-            raise ValueError("workload.sessions run in one client process: set client.workers to 1")
+        if self.client.workers > 1 or self.client.backend != "local":
+            raise ValueError("workload.sessions run in one client process: set client.workers to 1, and no backend")
         if self.workload.template != "chat":
             raise ValueError("workload.sessions need the chat template: a dialogue as plain text has no turns")
         return self

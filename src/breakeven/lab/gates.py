@@ -11,7 +11,7 @@ import numpy as np
 
 from breakeven.lab.campaign import Cache, Gates
 from breakeven.lab.client.parse import says_overlong
-from breakeven.lab.client.types import RequestResult
+from breakeven.lab.client.types import RequestResult, WorkerClock
 
 CLOCK_STEP_MS = 20.0  # a wall clock that gains this on the steady one within a cell, …
 CLOCK_SLEW = 1e-3  # …and more than this share of its time (NTP slews by half of that at most), was set
@@ -42,6 +42,21 @@ def clock_step(wall_ns: int, steady_ns: int) -> str:
     return (
         f"the machine's clock was set by {step:+.0f} ms during the cell, and its times are taken from it: let one time "
         f"service slew it, and do not suspend the machine"
+    )
+
+
+def node_clocks(clocks: Sequence[WorkerClock], seconds: float) -> tuple[str, ...]:
+    """A sentence for each other machine whose clock was set, by the same limits, during a cell of so many seconds."""
+    allowed_ms = max(CLOCK_STEP_MS, CLOCK_SLEW * seconds * 1e3)
+    moved: dict[str, float] = {}
+    for clock in clocks:
+        # What the round trips cannot tell apart from a clock that stood still is no evidence against it.
+        if abs(clock.drift_ms) > allowed_ms + 2 * (clock.bound_ms - abs(clock.drift_ms)):
+            moved.setdefault(clock.node, clock.drift_ms)
+    return tuple(
+        f"the clock of {node} moved by {drift:+.0f} ms against this machine's during the cell, and times of requests "
+        f"are taken from it: let one time service slew both"
+        for node, drift in moved.items()
     )
 
 

@@ -65,6 +65,7 @@ def cell_lints(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> list[Lint]:
         _same(ramps(campaign, cells)),
         _same(warm_up(campaign, cells)),
         throttled(cells),
+        clocks_compared(campaign, cells),
         _same(unknown_servers(campaign, cells)),
     )
     return list(found)
@@ -381,6 +382,25 @@ def throttled(cells: Sequence[Cell]) -> Iterator[Lint]:
             message=f"the processor ran below {1 - CLOCK_DROP:.0%} of its usual {usual:.0f} MHz (down to {lowest:.0f}):"
             " it was throttled or saved power; fix its clock, or cool it",
             cells=slow,
+        )
+
+
+def clocks_compared(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[Lint]:
+    """Cells of a client on several machines, whose clocks could not be compared as well as the campaign wants."""
+    limit = campaign.client.max_clock_error_ms
+    beyond: dict[str, float] = {}
+    for cell in cells:
+        client = cell.record.extra.get("client")
+        clocks = client.get("clocks", ()) if isinstance(client, Mapping) else ()
+        worst = max((float(clock["bound_ms"]) for clock in clocks), default=0.0)
+        if worst > limit:
+            beyond[cell.record.key.id] = worst
+    if beyond:
+        yield Lint(
+            message=f"the clocks of the client's nodes are known to within {max(beyond.values()):.1f} ms only (limit: "
+            f"{limit:g} ms, client.max_clock_error_ms): times within a request are not affected, but the common start, "
+            f"the steady window and the streams in flight are; synchronise the nodes' clocks, or shorten their network",
+            cells=list(beyond),
         )
 
 

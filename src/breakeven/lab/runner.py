@@ -20,9 +20,10 @@ from breakeven.lab.arms.process import kill_leftover
 from breakeven.lab.arms.prometheus import Rise, rise
 from breakeven.lab.calibration import CalibrationError, Capacity, quick, read_capacity
 from breakeven.lab.campaign import SENTINEL, Campaign, Sessions
+from breakeven.lab.client.make import make_client
 from breakeven.lab.client.parse import parse_exchange
 from breakeven.lab.client.sessions import Messages, Session, run_sessions
-from breakeven.lab.client.types import LoadResult, RequestResult, RequestSpec
+from breakeven.lab.client.types import LoadBackend, LoadResult, RequestResult, RequestSpec
 from breakeven.lab.client.workers import LoadClient, WorkerError
 from breakeven.lab.design import stable_hash
 from breakeven.lab.events import (
@@ -176,7 +177,7 @@ class CampaignRunner:
     arm_factory: ArmFactory = make_arm
     _start_failures: list[str] = field(default_factory=list)
     _invalid: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    _client: LoadClient = field(default_factory=LoadClient)
+    _client: LoadBackend = field(default_factory=LoadClient)
     _looks: Looks = field(init=False)
     _capacity: Capacity | None = None
     _capacity_note: str = "not calibrated (client.calibration: off)"
@@ -249,10 +250,7 @@ class CampaignRunner:
     def _start_client(self) -> None:
         """Starts the client's processes and finds out what they can take. Without that a run goes on, and says so."""
         config = self.campaign.client
-        try:
-            self._client = LoadClient(config.workers)
-        except WorkerError as problem:
-            raise RecordError(f"the client's processes could not be started: {problem}") from None
+        self._start_workers()
         if config.calibration == "off":
             return
         if config.calibration != "quick":
@@ -274,11 +272,30 @@ class CampaignRunner:
             self._capacity_note = "by CPU time per event, from two seconds against the mock server"
         self.run.journal("client_calibrated", **asdict(self._capacity), note=self._capacity_note)
 
+    def _start_workers(self) -> None:
+        config = self.campaign.client
+        try:
+            self._client = make_client(config)
+        except WorkerError as problem:
+            raise RecordError(f"the client's workers could not be started: {problem}") from None
+        if config.backend != "local":
+            self.run.journal("client_started", backend=config.backend, nodes=list(self._client.nodes))
+
+    def _workers_failed(self, problem: WorkerError) -> str:
+        """New workers for those that failed; returns what to say of it. RecordError where there are none to be had."""
+        self.run.journal("client_failed", reason=str(problem))
+        self._client.close()
+        self._start_workers()
+        return f"the load generator failed: {problem}"
+
     def _client_figures(self, events: int, events_per_s: float, load: LoadResult) -> dict[str, Any]:
         """Chunk events a second in the cell's busiest second, against what this client is known to take."""
         capacity = self._capacity.events_per_s if self._capacity else None
         return {
             "workers": self._client.workers,
+            "backend": self.campaign.client.backend,
+            "nodes": list(self._client.nodes),
+            "clocks": [asdict(clock) for clock in load.clocks],
             "worker_cpu_s": list(load.worker_cpu_s),
             "events": events,
             "events_per_s": events_per_s,
@@ -404,13 +421,17 @@ class CampaignRunner:
             RequestSpec(f"warmup-{index}", prompt.id, self._body(launch, prompt, SENTINEL, None, limit))
             for index, prompt in enumerate(prompts)
         ]
-        load = self._client.closed_loop(
-            launch.arm.endpoint(self._route),
-            specs,
-            min(len(specs), max(self.campaign.levels)),
-            timeout_s=self.campaign.workload.request_timeout_s,
-            should_stop=_watch(launch.arm),
-        )
+        try:
+            load = self._client.closed_loop(
+                launch.arm.endpoint(self._route),
+                specs,
+                min(len(specs), max(self.campaign.levels)),
+                timeout_s=self.campaign.workload.request_timeout_s,
+                should_stop=_watch(launch.arm),
+            )
+        except WorkerError as problem:
+            self.on_event(Notice(f"{launch.plan.arm}: the warm-up was broken off: {self._workers_failed(problem)}"))
+            return
         bad = [r for r in map(parse_exchange, load.exchanges) if gates.failed(r)]
         if not launch.arm.alive():
             raise StartError(f"{launch.plan.arm}: the server ended during the warm-up: {launch.arm.obituary()}")
@@ -448,9 +469,12 @@ class CampaignRunner:
                 arm.reset()
             except ResetError as problem:
                 return _unmeasured(key, f"not measured: {problem}")
-        filled = self._fill_cache(launch, cell, salt)
-        counters_before = arm.counters()
-        load = self._send(arm, key, asked)
+        try:
+            filled = self._fill_cache(launch, cell, salt)
+            counters_before = arm.counters()
+            load = self._send(arm, key, asked)
+        except WorkerError as problem:
+            return _unmeasured(key, f"not measured: {self._workers_failed(problem)}")
         counters = _rise(counters_before, arm)
         results: tuple[RequestResult, ...] = tuple(
             sorted(map(parse_exchange, load.exchanges), key=lambda r: asked.position(r.request_id))
@@ -472,6 +496,7 @@ class CampaignRunner:
         later_wall, later_steady = _clocks()
         if step := gates.clock_step(later_wall - wall, later_steady - steady):
             invalid += (step,)
+        invalid += gates.node_clocks(load.clocks, (load.end_ns - load.start_ns) / 1e9)
         seconds = max(1e-9, (load.end_ns - load.start_ns) / 1e9)
         return CellRecord(
             key=key,
@@ -570,7 +595,7 @@ class CampaignRunner:
 
         endpoint, specs = arm.endpoint(self._route), asked.specs
         if asked.sessions:
-            return run_sessions(  # in this process: their requests are made as they are played
+            return run_sessions(
                 endpoint,
                 asked.sessions,
                 key.level,

@@ -6,8 +6,9 @@ The generator writes `RawExchange`s: bytes and the time of each read, and nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,21 @@ class RawExchange:
     error: str | None = None  # connection refused, reset, timeout, …; None if the response ended properly
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerClock:
+    """A worker's clock on another machine, compared with the driver's before and after a run; in milliseconds.
+
+    `offset_ms`: theirs minus ours. `bound_ms`: how far a time that was mapped to ours can be off. `drift_ms`: how far
+    the offset moved during the run.
+    """
+
+    worker: int
+    node: str
+    offset_ms: float
+    bound_ms: float
+    drift_ms: float
+
+
 @dataclass(slots=True)
 class LoadResult:
     """One run of the load generator."""
@@ -60,6 +76,7 @@ class LoadResult:
     client_cpu_s: float  # CPU time the generator used while sending and receiving
     clock: str  # e.g. "CLOCK_REALTIME, kernel receive timestamps"
     worker_cpu_s: tuple[float, ...] = ()  # of each process that took part; they sum to client_cpu_s
+    clocks: tuple[WorkerClock, ...] = ()  # of workers on other machines, whose times were mapped to this one's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +108,50 @@ class RequestResult:
     cached_tokens: int | None
     error: str | None  # anything that makes the request invalid, in plain words
     speculation: Mapping[str, float] | None = None  # the server's own per-request counters, where it sends them
+
+
+class LoadBackend(Protocol):
+    """What runs loads: processes of this machine (`workers.LoadClient`) or actors on several (`ray_backend.RayClient`).
+
+    Both send the same requests by the same loop and give results of the same form.
+    """
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The node of each worker, by name; empty where all are on this machine."""
+        ...
+
+    def closed_loop(
+        self,
+        endpoint: Endpoint,
+        requests: Sequence[RequestSpec],
+        concurrency: int,
+        *,
+        timeout_s: float = 600,
+        deadline_s: float | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> LoadResult:
+        """As `generator.run_closed_loop`; raises WorkerError where a worker fails."""
+        ...
+
+    def open_loop(
+        self,
+        endpoint: Endpoint,
+        requests: Sequence[RequestSpec],
+        *,
+        connections: int = 64,
+        timeout_s: float = 600,
+        deadline_s: float | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> LoadResult:
+        """As `generator.run_open_loop`; raises WorkerError where a worker fails."""
+        ...
+
+    def close(self) -> None:
+        """Ends the workers. Calling it again does nothing."""
+        ...

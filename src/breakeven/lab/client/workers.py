@@ -63,6 +63,7 @@ def merge(results: Sequence[LoadResult]) -> LoadResult:
         client_cpu_s=sum(r.client_cpu_s for r in results),
         clock=" / ".join(sorted({r.clock for r in results})),
         worker_cpu_s=tuple(cpu for r in results for cpu in (r.worker_cpu_s or (r.client_cpu_s,))),
+        clocks=tuple(clock for r in results for clock in r.clocks),
     )
 
 
@@ -77,6 +78,7 @@ class LoadClient:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
         self.workers = workers
+        self.nodes: tuple[str, ...] = ()  # all on this machine
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         if workers == 1:
