@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from breakeven.lab.campaign import Campaign, EmbeddedArm, Requests, Speculation
 from breakeven.lab.campaign_file import CampaignError, load_campaign, parse_campaign
+from breakeven.lab.engines import EngineSpeculation, LlamaCppArm, SglangArm, TrtLlmArm, VllmArm
 from breakeven.lab.plan import assumed_cell_s, assumed_launch_s, build_schedule, load_suites
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "campaign.md"
@@ -32,7 +33,7 @@ def _example() -> str:
 
 def test_the_worked_example_of_the_page_is_a_campaign() -> None:
     campaign = parse_campaign(_example())
-    assert {arm.type for arm in campaign.arms.values()} == {"embedded", "attach", "command"}
+    assert {arm.type for arm in campaign.arms.values()} == {"embedded", "vllm", "attach", "command"}
 
 
 def test_the_page_names_every_field() -> None:
@@ -50,6 +51,15 @@ def test_the_page_names_every_field() -> None:
     ]
     missing = sorted({name for model in models for name in model.model_fields if f"`{name}`" not in page})
     assert missing == []
+
+
+def test_the_page_of_engines_names_every_field_and_its_example_is_a_campaign() -> None:
+    page = (PAGE.parent / "engines.md").read_text(encoding="utf-8")
+    models = [VllmArm, SglangArm, LlamaCppArm, TrtLlmArm, EngineSpeculation]
+    fields = {name for model in models for name in model.model_fields} - {"type"}
+    assert sorted(name for name in fields if f"`{name}`" not in page) == []
+    example = next(text for text in re.findall(r"```yaml\n(.*?)```", page, re.S) if "baseline:" in text)
+    assert {arm.type for arm in parse_campaign(example).arms.values()} == {"vllm"}
 
 
 def test_off_is_a_word_and_not_a_boolean() -> None:

@@ -45,7 +45,7 @@ from breakeven.lab.metrics import (
 from breakeven.lab.needed import needed_acceptances
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
-from breakeven.lab.servers import servers
+from breakeven.lab.servers import leftovers, servers
 from breakeven.lab.stats.breakeven import break_even
 from breakeven.lab.stats.power import noise_floor, smallest_detectable
 from breakeven.lab.stats.ratio import RatioEstimate, log_ratios, ratio_from_logs
@@ -139,9 +139,12 @@ def analyse(run: RunDirectory) -> Summary:
 
     A cell whose files are damaged is an invalid one; the rest is analysed.
     """
-    told = servers(run.read_journal())
+    journal = run.read_journal()
+    told = servers(journal)
     environment = {**run.environment, **({"servers": told} if told else {})}
-    return summarise(run.campaign, environment, run.readable_cells())
+    summary = summarise(run.campaign, environment, run.readable_cells())
+    left = [Lint(message=sentence, cells=[]) for sentence in leftovers(journal)]
+    return summary.model_copy(update={"lints": [*summary.lints, *left]})
 
 
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from breakeven.lab.campaign import Campaign
+from breakeven.lab.known_traps import unjudged_arms
 from breakeven.lab.stats.factorial import contrasts, main_effect
 from breakeven.lab.stats.ratio import RatioEstimate
 from breakeven.lab.stopping import estimator
@@ -23,20 +24,22 @@ def factor_effects(
 ) -> tuple[list[FactorEffect], list[FactorEffect]]:
     """(main effects, interactions), at each level and over all of them (level None). Empty with one condition.
 
-    Over all levels a block's value is the mean of the logs at its levels, and the block must have all of them.
+    Over all levels a block's value is the mean of the logs at its levels, and the block must have all of them. Arms of
+    synthetic acceptance have no rows.
     """
     if len(conditions) < 2:
         return [], []
     main: list[FactorEffect] = []
     interactions: list[FactorEffect] = []
     levels = sorted(campaign.levels)
+    unjudged = unjudged_arms(campaign)
     for metric in metrics:
         for level in (None, *levels):
             within = levels if level is None else [level]
             baseline = _logs(campaign.baseline, conditions, within, metric, figures)
             main += _rows(campaign, CONDITION, campaign.baseline, conditions, metric, level, baseline)
             for arm in campaign.arms:
-                if arm == campaign.baseline:
+                if arm == campaign.baseline or arm in unjudged:
                     continue
                 ours = _logs(arm, conditions, within, metric, figures)
                 ratios = {

@@ -45,6 +45,12 @@ def synthetic_arms(campaign: Campaign) -> dict[str, float]:
     return found
 
 
+def unjudged_arms(campaign: Campaign) -> frozenset[str]:
+    """The arms whose comparison with the baseline gets no verdict, because one side's acceptance is synthetic."""
+    pretending = synthetic_arms(campaign)
+    return frozenset(campaign.arms if campaign.baseline in pretending else pretending) - {campaign.baseline}
+
+
 def why_not_reset(arm: object) -> str:
     """Why an arm's prefix cache cannot be emptied."""
     return launch_of(arm).why_no_reset if isinstance(arm, EngineArm) else "no reset_url"
