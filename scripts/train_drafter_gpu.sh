@@ -29,7 +29,7 @@ if ((train_seconds < 1)); then
   exit 2
 fi
 export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH}
-export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false BREAKEVEN_CACHE=${BREAKEVEN_CACHE:-$out/cache}
+export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=true BREAKEVEN_CACHE=${BREAKEVEN_CACHE:-$out/cache}
 mkdir -p "$out"
 if [[ ! -e $target ]] && compgen -G "$target.part-*" >/dev/null; then
   cat "$target".part-* >"$target.joining"

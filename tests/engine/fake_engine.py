@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from breakeven.engine.config import EngineConfig
-from breakeven.engine.request import FinishReason, RequestOutput, SamplingParams, SpeculationStats, TokenOutput
+from breakeven.engine.request import (
+    ContextLengthError,
+    FinishReason,
+    RequestOutput,
+    SamplingParams,
+    SpeculationStats,
+    TokenOutput,
+)
 
 EOS = 256
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -105,7 +112,7 @@ class FakeEngine:
         if not prompt_ids:
             raise ValueError("the prompt is empty")
         if len(prompt_ids) >= self.max_context:
-            raise ValueError(f"the prompt has {len(prompt_ids)} tokens; the context is {self.max_context}")
+            raise ContextLengthError(f"the prompt has {len(prompt_ids)} tokens; the context is {self.max_context}")
         if any(not 0 <= token < 257 for token in prompt_ids):
             raise ValueError("token id out of range")
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from breakeven.engine.config import ConfigError, EngineConfig, SpeculationConfig
-from breakeven.engine.engine import Engine, RequestError
+from breakeven.engine.engine import Engine
 from breakeven.engine.models.load import load_model
-from breakeven.engine.request import SamplingParams
+from breakeven.engine.request import ContextLengthError, RequestError, SamplingParams
 
 
 def make(directory: Path, config: EngineConfig = TINY, seed: int = 0) -> tuple[Engine, ModeController]:
@@ -215,8 +215,9 @@ def test_a_request_that_cannot_be_served_is_refused(
     tiny: tuple[Engine, ModeController], prompt: list[int], params: SamplingParams, words: str
 ) -> None:
     engine, _ = tiny
-    with pytest.raises(RequestError, match=words):
+    with pytest.raises(RequestError, match=words) as refused:
         engine.add_request("x", prompt, params)
+    assert isinstance(refused.value, ContextLengthError) == ("context" in words)
     assert not engine.has_work()
 
 

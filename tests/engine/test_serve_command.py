@@ -22,6 +22,8 @@ FLAGS = """
     --chunked-prefill-size 32 --max-queued-requests 5 --queue-policy wait --disable-radix-cache --seed 7
     --speculative-algorithm NGRAM --speculative-num-steps 4 --speculative-ngram-max 6
 """
+NGRAM = ("--speculative-algorithm", "ngram")
+BY_LOAD = ("--speculative-num-steps-per-batch-size",)
 
 
 def run(*arguments: str) -> Result:
@@ -66,6 +68,18 @@ def test_the_flags_reach_the_engine_and_the_server(
     assert (options.api_key, options.max_queued_requests, options.queue_policy) == ("k", 5, "wait")
 
 
+def test_a_schedule_reaches_the_engine_and_sets_the_depth(
+    served: list[tuple[str, EngineConfig, int | None, ServerOptions]],
+) -> None:
+    result = run("--port", "0", *NGRAM, *BY_LOAD, "[[1,4,5],[5,8,1],[9,256,0]]")
+    assert result.exit_code == 0, result.output
+    ((_, config, _, _),) = served
+    assert config.speculation is not None
+    assert (config.speculation.num_steps, config.speculation.num_draft_tokens) == (5, 6)
+    assert config.schedule is not None
+    assert [config.schedule.num_steps(n) for n in (1, 4, 5, 8, 9, 1000)] == [5, 5, 1, 1, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [("smollm2-135m", "smollm2-135m"), ("/models/Qwen3-0.6B/", "Qwen3-0.6B"), ("x/tiny.gguf", "tiny")],
@@ -86,6 +100,9 @@ def test_the_model_is_served_under_its_own_name_and_without_speculation(
         (("--speculative-algorithm", "ngram", "--speculative-num-draft-tokens", "9"), "lower it or raise num_steps"),
         (("--speculative-draft-model-path", "x"), "needs --speculative-algorithm"),
         (("--speculative-draft-layer-ids", "output"), "needs --speculative-algorithm eagle3"),
+        ((*BY_LOAD, "[[1,4,3]]"), "needs --speculative-algorithm"),
+        ((*NGRAM, *BY_LOAD, "[[2,4,3]]"), "start the first"),
+        ((*NGRAM, "--speculative-num-steps", "2", *BY_LOAD, "[[1,4,3]]"), "raise num_steps"),
         (("--page-size", "0"), "page_size must be at least 1"),
         (("--api-key", ""), "API key is empty"),
         (("--host", "host.invalid"), "cannot listen on host.invalid"),

@@ -329,6 +329,7 @@ def test_values_that_change_nothing_are_accepted() -> None:
 def test_what_the_engine_refuses_is_a_400_with_its_reason() -> None:
     error = assert_error(post(FakeEngine(), COMPLETIONS, completion("x" * 5000)), 400)
     assert "context is 4096" in error["message"]
+    assert error["code"] == "context_length_exceeded"
     assert "empty" in assert_error(post(FakeEngine(), COMPLETIONS, completion("")), 400)["message"]
     assert "sequences" in assert_error(
         post(FakeEngine(config=EngineConfig(max_running_requests=2)), COMPLETIONS, completion(n=5), max_queue=1), 400
@@ -774,3 +775,16 @@ def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
             bind("127.0.0.1", port)
+
+
+def test_tokenize_tells_the_ids_that_a_request_is_generated_from() -> None:
+    told = post(FakeEngine(), "/tokenize", chat(chat_template_kwargs={"think": True})).json()
+    answered = post(FakeEngine(), CHAT, chat(chat_template_kwargs={"think": True}, return_token_ids=True)).json()
+    assert told["tokens"] == answered["choices"][0]["prompt_token_ids"]
+    assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 4096)
+    assert post(FakeEngine(), "/tokenize", {"prompt": "abc"}).json()["tokens"] == [97, 98, 99]
+    assert (
+        "one prompt at a time" in assert_error(post(FakeEngine(), "/tokenize", {"prompt": ["a", "b"]}), 400)["message"]
+    )
+    assert_error(post(FakeEngine(), "/tokenize", {}), 400)
+    assert_error(post(FakeEngine(), "/tokenize", {"prompt": "a", "model": "another"}), 404)

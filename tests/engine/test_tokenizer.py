@@ -265,3 +265,9 @@ def test_templates_have_the_helpers_they_expect(source: str, expected: str) -> N
 def test_a_template_that_fails_gives_a_value_error(source: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ChatTemplate(source, {}).render([{"role": "user", "content": "x"}], True)
+
+
+def test_many_texts_are_encoded_as_one_by_one(tiny: Tokenizer) -> None:
+    texts = ["", "one two", "a lone surrogate \ud800 inside", "three"]
+    assert tiny.encode_many(texts) == [tiny.encode(text) for text in texts]
+    assert tiny.encode_many(texts[:2]) == [tiny.encode(text) for text in texts[:2]]

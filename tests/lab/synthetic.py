@@ -118,7 +118,7 @@ def cells(given: Campaign, ratio: Ratio, *, noise: float = 0.01, seed: int = 1) 
     records = []
     for block in range(given.blocks):
         for arm in given.arms:
-            for condition in given.workload.domains or ():
+            for condition in given.condition_names(given.workload.domains or ()):
                 for level in given.levels:
                     wobble = math.exp(random_source.gauss(0, noise)) if noise else 1.0
                     rate = BASE[level] * ratio(arm, condition, level) * wobble

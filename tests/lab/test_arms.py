@@ -170,7 +170,7 @@ def test_the_embedded_command_is_one_that_breakeven_serve_parses() -> None:
         dtype="float32",
         speculation=Speculation(
             algorithm="ngram", num_steps=2, eagle_topk=2, num_draft_tokens=5, ngram_min=1, ngram_max=3,
-            draft_model_path="/x",
+            draft_model_path="/x", schedule=((1, 4, 2), (5, 8, 0)),
         ),
         flags=("--page-size", "32"),
     )  # fmt: skip
@@ -184,6 +184,7 @@ def test_the_embedded_command_is_one_that_breakeven_serve_parses() -> None:
     assert found["speculative_num_draft_tokens"] == 5
     assert found["speculative_ngram_max"] == 3
     assert found["speculative_draft_model_path"] == "/x"
+    assert found["speculative_num_steps_per_batch_size"] == "[[1,4,2],[5,8,0]]"
     assert found["page_size"] == 32
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from breakeven.lab.campaign import Campaign, EmbeddedArm, Requests, Speculation
 from breakeven.lab.campaign_file import CampaignError, load_campaign, parse_campaign
+from breakeven.lab.engines import EngineSpeculation, LlamaCppArm, SglangArm, TrtLlmArm, VllmArm
 from breakeven.lab.plan import assumed_cell_s, assumed_launch_s, build_schedule, load_suites
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "campaign.md"
@@ -32,7 +33,7 @@ def _example() -> str:
 
 def test_the_worked_example_of_the_page_is_a_campaign() -> None:
     campaign = parse_campaign(_example())
-    assert {arm.type for arm in campaign.arms.values()} == {"embedded", "attach", "command"}
+    assert {arm.type for arm in campaign.arms.values()} == {"embedded", "vllm", "attach", "command"}
 
 
 def test_the_page_names_every_field() -> None:
@@ -46,9 +47,21 @@ def test_the_page_names_every_field() -> None:
         module.Arrivals,
         module.Client,
         module.PromptFile,
+        module.Conditions,
+        module.Sessions,
+        module.Tune,
     ]
     missing = sorted({name for model in models for name in model.model_fields if f"`{name}`" not in page})
     assert missing == []
+
+
+def test_the_page_of_engines_names_every_field_and_its_example_is_a_campaign() -> None:
+    page = (PAGE.parent / "engines.md").read_text(encoding="utf-8")
+    models = [VllmArm, SglangArm, LlamaCppArm, TrtLlmArm, EngineSpeculation]
+    fields = {name for model in models for name in model.model_fields} - {"type"}
+    assert sorted(name for name in fields if f"`{name}`" not in page) == []
+    example = next(text for text in re.findall(r"```yaml\n(.*?)```", page, re.S) if "baseline:" in text)
+    assert {arm.type for arm in parse_campaign(example).arms.values()} == {"vllm"}
 
 
 def test_off_is_a_word_and_not_a_boolean() -> None:
@@ -212,3 +225,43 @@ def test_a_cell_has_a_request_for_every_stream_and_keeps_its_bounds(
     count = Requests(requests_per_stream=per_stream, min_requests=least, max_requests=most).at(level)
     assert count >= max(level, least)
     assert most is None or count <= max(most, level)
+
+
+SCHEDULED = GOOD.replace("{algorithm: ngram}", "{algorithm: ngram, schedule: RANGES}")
+
+
+def test_a_schedule_is_ordered_by_batch_size() -> None:
+    arm = parse_campaign(SCHEDULED.replace("RANGES", "[[9, 64, 0], [1, 4, 3]]")).arms["ngram"]
+    assert isinstance(arm, EmbeddedArm)
+    assert isinstance(arm.speculation, Speculation)
+    assert arm.speculation.schedule == ((1, 4, 3), (9, 64, 0))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ("[]", "at least one range"),
+        ("[[2, 4, 3]]", "must start at 1"),
+        ("[[1, 4, 3], [4, 8, 1]]", "overlap"),
+        ("[[1, 4, -1]]", "is not a range"),
+        ("[[4, 1, 3]]", "is not a range"),
+        ("[[1, 4, 3]], num_steps: 2", "asks for 3 steps"),
+    ],
+)
+def test_a_bad_schedule_is_refused_with_its_line(ranges: str, message: str) -> None:
+    with pytest.raises(CampaignError, match=message) as refused:
+        parse_campaign(SCHEDULED.replace("RANGES", ranges))
+    assert "line 3" in str(refused.value)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(-1, 9)), max_size=4))
+def test_the_engine_takes_exactly_the_schedules_that_a_campaign_takes(ranges: list[tuple[int, int, int]]) -> None:
+    from breakeven.engine.config import ConfigError, SpeculationSchedule
+
+    try:
+        ours = Speculation(algorithm="ngram", schedule=tuple(ranges)).schedule
+    except ValueError:
+        with pytest.raises(ConfigError):
+            SpeculationSchedule(tuple(ranges))
+    else:
+        assert ours == SpeculationSchedule(tuple(ranges)).ranges

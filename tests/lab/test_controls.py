@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import synthetic
 
-from breakeven.lab.analysis import summarise
+from breakeven.lab.analysis import primary_comparisons, summarise
 from breakeven.lab.campaign import SENTINEL, Campaign
 from breakeven.lab.plan import build_schedule, load_suites
-from breakeven.lab.records import CellKey, CellRecord
+from breakeven.lab.records import CellKey, CellRecord, RunDirectory
+from breakeven.lab.reduced import reduce_cell
 from breakeven.lab.report import words
 from breakeven.lab.stats.signflip import max_t
+from breakeven.lab.stopping import Looks, decided
 from breakeven.lab.summary import ALL, FactorEffect, Summary
 
 HOUR_NS = 3_600_000_000_000
@@ -275,3 +278,38 @@ def test_a_campaign_that_stops_by_its_sequence_ends_when_all_is_decided_and_miss
         assert (wide.ci_low or 0) < (narrow.ci_low or 0) < (narrow.ci_high or 0) < (wide.ci_high or 0)
     wide_even, narrow_even = early.break_even["ngram"], fixed.break_even["ngram"]
     assert (wide_even.ci_low or 0) < (narrow_even.ci_low or 0) < (narrow_even.ci_high or 0) < (wide_even.ci_high or 99)
+
+
+@pytest.mark.parametrize(("metric", "after"), [("throughput", (2, 5)), ("ttft", (4,))])
+def test_a_look_sees_the_very_comparisons_of_the_whole_summary_and_reads_each_cell_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str, after: tuple[int, ...]
+) -> None:
+    given = synthetic.campaign(
+        stop="confidence_sequence", blocks=5, levels=(1, 2), aa=True, sentinel={"requests": 2}, primary_metric=metric
+    )
+    records = synthetic.cells(given, synthetic.by_level(), noise=0.002)
+    records[3] = synthetic.spoil(records[3], "the server ended during the cell")
+    records += [
+        synthetic.cell(CellKey(block, arm, SENTINEL, 1), 30.0) for block in range(given.blocks) for arm in given.arms
+    ]
+    run = synthetic.write(tmp_path / "run", given, records)
+    read: list[str] = []
+    read_cell = RunDirectory.read_cell
+
+    def counted(self: RunDirectory, cell_id: str) -> CellRecord:
+        read.append(cell_id)
+        return read_cell(self, cell_id)
+
+    monkeypatch.setattr(RunDirectory, "read_cell", counted)
+    looks = Looks(run)
+    for blocks in after:
+        seen = [r for r in records if r.key.block < blocks]
+        whole = [c for c in summary_of(given, seen).comparisons if c.primary]
+        alone = primary_comparisons(given, [reduce_cell(r, given) for r in seen])
+        assert alone == whole
+        assert looks.enough(blocks) == decided(given, whole, blocks)
+        assert {c.metric for c in whole} == {metric}
+    assert len(read) == len(set(read)) == sum(r.key.block < after[-1] for r in records)
+    assert not Looks(synthetic.write(tmp_path / "empty", given, [])).enough(4)
+    fixed = synthetic.write(tmp_path / "fixed", synthetic.campaign(blocks=6, levels=(1, 2)), [])
+    assert not Looks(fixed).enough(6)

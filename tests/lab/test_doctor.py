@@ -83,6 +83,7 @@ def faults(*names: str, **script: Any) -> dict[str, Any]:
         (checks.speculation, faults("counters_still", draft_tokens=3), "wrong", "speculation is silently off"),
         (checks.speculation, faults("counters_past_end", draft_tokens=3), "wrong", "tokens behind the end"),
         (checks.context, faults("context_unchecked"), "wrong", "it was cut in silence to 2047 tokens"),
+        (checks.context, faults("context_uncoded"), "note", "neither its code nor its words tell that it was too long"),
         (checks.still_alive, {"stall_after": 1}, "wrong", "it no longer answers"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,

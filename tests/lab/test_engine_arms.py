@@ -91,7 +91,7 @@ def test_sglang_is_told_everything_in_its_own_words() -> None:
         *("--speculative-draft-model-path", "d", "--speculative-num-steps", "2", "--speculative-eagle-topk", "4"),
         *("--speculative-num-draft-tokens", "16"),
     )
-    assert found.reset_path == "/flush_cache"
+    assert found.reset_path == "/flush_cache?timeout=5"
 
 
 def test_llamacpp_is_told_everything_in_its_own_words() -> None:

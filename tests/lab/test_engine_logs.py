@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from breakeven.lab.arms.logs import errors_of, pairs, read_log
 from breakeven.lab.arms.process import log_text
-from breakeven.lab.servers import servers
+from breakeven.lab.servers import leftovers, servers
 
 LOGS = Path(__file__).parent / "engine_logs"
 
@@ -149,3 +149,10 @@ def test_launches_of_an_arm_are_one_entry_and_say_what_differed() -> None:
             "differing": ["graph_sizes", "seed"],
         },
     }
+
+
+def test_what_a_server_left_behind_is_told() -> None:
+    problems = ["port 8000 is still in use", "9 MiB less memory is free than"]
+    stopped = {"event": "arm_stopped", "arm": "a", "block": 1, "problems": problems}
+    (told,) = leftovers([stopped, {"event": "arm_stopped", "arm": "b", "problems": []}, {"event": "cell_finished"}])
+    assert told.startswith("a in block 1 did not leave the machine as it was: port 8000 is still in use.")

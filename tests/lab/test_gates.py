@@ -53,6 +53,8 @@ def test_a_cell_without_a_fault_is_valid() -> None:
     ("changes", "words"),
     [
         ({"error": "connection reset", "http_status": None}, "1 of 2 requests failed (allowed: 0%)"),
+        ({"error": "HTTP 400: too long (context_length_exceeded)", "http_status": 400}, "1 prompts do not fit the"),
+        ({"error": "HTTP 400: This model's maximum context length is 8192", "http_status": 400}, "raise its limit"),
         ({"http_status": 500}, "the first of them, r1: HTTP 500"),
         ({"completion_tokens": None}, "1 of 2 answers came without usage"),
         ({"completion_tokens": 17}, "1 answers are longer than max_tokens (r1: 17 against 16)"),

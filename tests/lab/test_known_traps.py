@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from run_helpers import campaign, execute, mock_arm
+from typer.testing import CliRunner
 
+from breakeven.cli.main import app
 from breakeven.lab.analysis import analyse
 from breakeven.lab.campaign import Campaign
 from breakeven.lab.engines.traps import dominated, synthetic_length, traps
@@ -152,10 +154,27 @@ def test_traps_reach_the_plan() -> None:
     assert any("can gain at most 3" in note for note in build_schedule(given, load_suites(given)).notes)
 
 
+def test_the_plan_shows_what_an_engine_gets_beside_its_command_line_and_its_traps(tmp_path: Path) -> None:
+    far = {**typed("sglang", num_steps=3, schedule=[[1, 4, 3], [5, 8, 1]]), "ssh": "me@gpu7", "port": 30000}
+    file = tmp_path / "campaign.yaml"
+    arms = {"off": typed("vllm"), "far": far, "kimi": typed("sglang", **KIMI)}
+    text = {"arms": arms, "baseline": "off", "levels": [1, 64], "workload": {"domains": ["coding"]}}
+    file.write_text(json.dumps(text), encoding="utf-8")
+    result = CliRunner().invoke(app, ["plan", str(file)])
+    assert result.exit_code == 0, result.output
+    output = " ".join(result.output.split())
+    assert "off: vllm serve m" in output
+    assert "with VLLM_SERVER_DEV_MODE=1" in output
+    assert "on me@gpu7, reached at gpu7:30000" in output
+    assert '{files}/sglang-adaptive.json: { "1": { "candidate_steps": [ 3 ] }' in output
+    assert "Note: kimi verifies 16 tokens a round" in output
+
+
 def test_synthetic_acceptance_gets_no_verdict_in_plan_journal_or_report(tmp_path: Path) -> None:
     pretender = mock_arm({"draft_tokens": 3, "tokens_per_chunk": [3]}, env={"SGLANG_SIMULATE_ACC_LEN": "2.5"})
     real = mock_arm({"draft_tokens": 3, "tokens_per_chunk": [3]})
-    run, outcome = execute(tmp_path / "run", campaign({"off": mock_arm(), "real": real, "set": pretender}))
+    given = campaign({"off": mock_arm(), "real": real, "set": pretender}, levels=[2])
+    run, outcome = execute(tmp_path / "run", given)
     assert not outcome.invalid
     (started,) = [e for e in run.read_journal() if e["event"] == "run_started"]
     assert any(trap.startswith("set accepts drafts by lot") for trap in started["traps"])
@@ -172,6 +191,8 @@ def test_synthetic_acceptance_gets_no_verdict_in_plan_journal_or_report(tmp_path
     assert summary.multiplicity is not None
     assert summary.multiplicity.tests == len(summary.campaign.levels)  # those of `real` alone
     assert not any(c.synthetic for c in summary.comparisons if c.arm == "real")
+    assert {row.arm for row in summary.tails} == {"real"}
+    assert not any(effect.arm == "set" for effect in (*summary.main_effects, *summary.interactions))
     assert [a.synthetic_acceptance for a in summary.campaign.arms] == [None, None, 2.5]
     assert all(not row.valid for row in summary.acceptance if row.arm == "set")
     assert any("by lot" in lint.message for lint in summary.lints)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakeven.lab.client import RawExchange, RequestResult, parse_exchange
+from breakeven.lab.client.parse import says_overlong
 from breakeven.lab.mock import MockScript
 from breakeven.lab.mock.plan import RequestShape, build_plan
 
@@ -292,3 +293,17 @@ def test_no_bytes_whatever_make_the_parser_raise(tail: bytes, cuts: list[int]) -
         data = head + tail
         edges = sorted({len(data), *(i % (len(data) + 1) for i in cuts)})
         assert parse_exchange(exchange(data, [(k, e) for k, e in enumerate(edges)])).request_id == "r"
+
+
+def test_a_prompt_beyond_the_context_is_told_by_openais_code_or_by_its_words() -> None:
+    def refused(**error: Any) -> str:
+        body = json.dumps({"error": error}).encode()
+        head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        return parse_exchange(exchange(head + body)).error or ""
+
+    coded = refused(message="too many tokens", code="context_length_exceeded")
+    assert coded.endswith("too many tokens (context_length_exceeded)")
+    assert says_overlong(coded)
+    assert says_overlong(refused(message="This model's maximum context length is 8192 tokens", code=400))
+    assert says_overlong(refused(message="the request exceeds the available context size", code=400))
+    assert not says_overlong(refused(message="temperature must be below 2", code="invalid_value"))

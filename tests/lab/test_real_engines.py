@@ -238,7 +238,7 @@ def killing(run_path: Path, wanted: Callable[[Event], bool], after_s: float) -> 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_server_killed_in_a_cell_costs_that_cell_and_the_campaign_goes_on(engine: str, tmp_path: Path) -> None:
-    workload = {"domains": ["coding"], "max_tokens": 256, "request_timeout_s": 300.0}
+    workload = {"domains": ["coding"], "max_tokens": 96, "request_timeout_s": 300.0}
     given = small({"off": arm(engine), "on": arm(engine)}, blocks=1, levels=[1, 2], workload=workload)
     path = tmp_path / "run"
     run, outcome = execute(path, given, killing(path, lambda event: isinstance(event, CellBegan), 1.0))

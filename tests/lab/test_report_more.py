@@ -119,13 +119,30 @@ def test_order_and_drift_are_drawn_where_times_are_known_and_arms_swap_places(th
     assert cell_plots.order(undated) is None
 
 
-def test_tails_are_geometric_means_over_valid_cells(three: Summary) -> None:
-    found = cell_plots.tail_figures(three, "latency")["off", 5]
+def test_tails_are_geometric_means_over_valid_cells_with_enough_requests(three: Summary) -> None:
+    many = three.model_copy(update={"cells": [c.model_copy(update={"requests": 700}) for c in three.cells]})
+    found = cell_plots.tail_figures(many, "latency")["off", 5]
     values = [
         c.metrics["latency_p99"].value or 0.0 for c in three.cells if (c.arm, c.level, c.valid) == ("off", 5, True)
     ]
+    assert cell_plots.withheld(many, "latency") == ""
     assert found["p99"] == pytest.approx(math.exp(sum(map(math.log, values)) / len(values)))
     assert cell_plots.tail_figures(three.model_copy(update={"cells": []}), "latency") == {}
+
+
+def test_a_p99_of_a_dozen_requests_is_neither_drawn_nor_listed(three: Summary, three_page: str) -> None:
+    assert all(set(found) == {"p50"} for found in cell_plots.tail_figures(three, "latency").values())
+    assert cell_plots.withheld(three, "latency") == ("No p99: it takes 662 requests in every cell (LoadGen's floor).")
+    chart = cell_plots.tails(three, "latency")
+    assert chart is not None
+    assert "it takes 662 requests" in chart.caption
+    assert "off p99" not in chart.svg
+    assert "off p50" in chart.svg
+    some = [c.model_copy(update={"requests": 662 if c.level > 1 else 661}) for c in three.cells]
+    mixed = three.model_copy(update={"cells": some})
+    assert "No p99 at 1 stream:" in cell_plots.withheld(mixed, "latency")
+    assert "p99" in cell_plots.tail_figures(mixed, "latency")["off", 5]
+    assert "64 for the p90, 662 for the p99" in three_page
 
 
 def test_an_arm_set_up_as_the_baseline_is_shown_as_a_a(three: Summary) -> None:

@@ -26,7 +26,7 @@ def server() -> Iterator[MockServer]:
 def test_a_turn_follows_the_answer_after_its_think_time_with_the_answer_in_its_context(server: MockServer) -> None:
     seen: list[list[dict[str, str]]] = []
 
-    def body(messages: Messages) -> bytes:
+    def body(messages: Messages, name: str) -> bytes:
         seen.append([dict(m) for m in messages])
         return json.dumps({"messages": seen[-1], "stream": True, "stream_options": {"include_usage": True}}).encode()
 
@@ -50,7 +50,7 @@ def test_a_turn_follows_the_answer_after_its_think_time_with_the_answer_in_its_c
 
 def test_a_session_ends_where_a_turn_fails() -> None:
     sessions = [Session("a", (Turn("x"), Turn("y"))), Session("b", (Turn("x"),))]
-    result = run_sessions(Endpoint("http://127.0.0.1:9/v1/chat/completions"), sessions, 1, lambda messages: b"{}")
+    result = run_sessions(Endpoint("http://127.0.0.1:9/v1/chat/completions"), sessions, 1, lambda messages, name: b"{}")
     assert [e.request_id for e in result.exchanges] == ["a/1", "b/1"]
     assert all("refused" in str(e.error) for e in result.exchanges)
 

@@ -32,7 +32,8 @@ from breakeven.train.vocab import choose_vocab
 SETTINGS = """
 device: cpu
 dtype: float32
-prompts: {total: 24, self_prompts: 6, packages: [rich], max_source_files: 5, max_characters: 300}
+prompts:
+  {total: 24, self_prompts: 6, articles: 2, article_tokens: 24, packages: [rich], max_source_files: 5}
 answers: {max_tokens: 12, max_prompt_tokens: 400, slots: 8, steps_per_sync: 4}
 vocab: {size: 64}
 drafter: {intermediate_size: 32, num_heads: 4, num_kv_heads: 2, head_dim: 16, tap_boundaries: [1, 2, 4]}

@@ -13,6 +13,7 @@ from breakeven.train.config import DOMAINS, PromptsConfig
 from breakeven.train.heldout import human_eval_request, raw_texts, read_held_out
 from breakeven.train.prompts.build import build_prompts
 from breakeven.train.prompts.decontaminate import HeldOut, measurement_prompts
+from breakeven.train.prompts.reading import article_requests, reading_prompts, worth_reading
 from breakeven.train.prompts.source_code import coding_prompts, functions, permissive_packages, prose_passages
 from breakeven.train.prompts.tools import bfcl_prompts
 
@@ -125,3 +126,24 @@ def test_held_out_files_of_the_three_kinds_are_read(tmp_path: Path) -> None:
     own.write_text('{"a": 1}')
     with pytest.raises(ConfigError, match="neither HumanEval"):
         read_held_out(own)
+
+
+def test_articles_become_summaries_and_questions_that_hold_their_text() -> None:
+    articles = [" ".join(f"{name}{number}" for number in range(90)) + "." for name in ("river", "castle", "engine")]
+    rows = list(reading_prompts(articles, 3))
+    assert rows == list(reading_prompts(articles, 3))
+    assert len(rows) == 2 * len(articles)
+    for article, summary, question in zip(articles, rows[::2], rows[1::2], strict=True):
+        assert article in summary.text
+        assert article in question.text
+        assert "Question: " in question.text
+    assert {row.domain for row in rows} == {"chat"}
+
+
+def test_only_long_varied_articles_are_read() -> None:
+    varied = " ".join(f"word{number}" for number in range(80))
+    assert worth_reading(varied)
+    assert not worth_reading("too short to read")
+    assert not worth_reading("again and " * 60)
+    assert not worth_reading(varied + "\N{REPLACEMENT CHARACTER}")
+    assert len(set(article_requests(200, 1))) > 150

@@ -18,6 +18,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from breakeven.lab.campaign import Campaign
+    from breakeven.lab.engines import EngineArm
     from breakeven.lab.plan import Schedule
     from breakeven.lab.records import RunDirectory
     from breakeven.lab.runner import Outcome
@@ -260,6 +261,21 @@ def _report(directory: RunDirectory, format: Format = Format.TERMINAL) -> None:
     _show(summary, write_reports(directory, summary), format)
 
 
+def _print_launch(config: EngineArm) -> None:
+    """What an engine gets beside its command line."""
+    from breakeven.lab.arms.launched import file_text
+    from breakeven.lab.engines import launch_of
+
+    launch = launch_of(config)
+    if config.ssh is not None:
+        typer.echo(f"    on {config.ssh}, reached at {config.address}:{config.port}")
+    if launch.env:
+        typer.echo(f"    with {shlex.join(f'{name}={value}' for name, value in launch.env.items())}")
+    for file, content in launch.files.items():
+        typer.echo(f"    {{files}}/{file}:")
+        typer.echo("".join(f"      {line}\n" for line in file_text(file, content).splitlines()), nl=False)
+
+
 def _print_plan(
     campaign: Campaign,
     schedule: Schedule,
@@ -269,6 +285,7 @@ def _print_plan(
     gpus: int | None,
 ) -> None:
     from breakeven.lab.arms import make_arm
+    from breakeven.lab.engines import EngineArm
     from breakeven.lab.pilot import duration_s, gpu_hours
     from breakeven.lab.plan import detectable
     from breakeven.lab.progress import duration
@@ -276,21 +293,24 @@ def _print_plan(
     console = Console()
     cells = list(schedule.cells())
     requests = sum(len(cell.prompt_ids) for cell in cells)
+    kind = "conditions" if campaign.factors else "domains"
     typer.echo(
         f"{campaign.name}: {len(campaign.arms)} arms (baseline {campaign.baseline}), {campaign.blocks} blocks, "
-        f"{len(schedule.conditions)} domains, {len(campaign.levels)} levels: {len(schedule.launches)} launches, "
+        f"{len(schedule.conditions)} {kind}, {len(campaign.levels)} levels: {len(schedule.launches)} launches, "
         f"{len(cells)} cells, {requests} requests of at most {campaign.workload.max_tokens} tokens\n"
     )
     typer.echo("Servers")
     for name, config in campaign.arms.items():
         command = make_arm(name, config).command()
         typer.echo(f"  {name}: {shlex.join(command) if command else getattr(config, 'url', '')}")
+        if isinstance(config, EngineArm):
+            _print_launch(config)
     table = Table(title="Schedule", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in (
         "block",
         "arms, in order of launch",
-        "domains",
-        "levels, in order" if campaign.arrivals.open else "streams, in order",
+        kind,
+        "levels, in order" if campaign.open_loop else "streams, in order",
     ):
         table.add_column(heading, overflow="fold")
     for block in range(campaign.blocks):
@@ -305,9 +325,11 @@ def _print_plan(
     typer.echo("")
     console.print(table)
     sizes = ", ".join(f"{campaign.requests_at(level)} at {level}" for level in sorted(campaign.levels))
-    if campaign.arrivals.open:
+    if campaign.open_loop:
+        arrivals = [campaign.setting(condition).arrivals for condition in schedule.conditions]
+        processes = " and ".join(dict.fromkeys(given.process for given in arrivals))
         typer.echo(
-            f"\nOpen loop, {campaign.arrivals.process} arrivals: a level is a rate of {campaign.arrivals.unit_rate:g} "
+            f"\nOpen loop, {processes} arrivals: a level is a rate of {arrivals[0].unit_rate:g} "
             f"requests/s times its number. Requests in a cell, by level: {sizes}"
         )
     else:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from breakeven import __version__
-from breakeven.cli import bench, doctor, lab, results, selftest, serve, train
+from breakeven.cli import bench, doctor, lab, policy, results, selftest, serve, train, tune
 
 app = typer.Typer(
     name="breakeven",
@@ -36,6 +36,8 @@ def main(
 lab.register(app)
 selftest.register(app)
 results.register(app)
+policy.register(app)
+tune.register(app)
 bench.register(app)
 serve.register(app)
 train.register(app)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from breakeven.engine.config import EngineConfig, SpeculationConfig
+    from breakeven.engine.config import EngineConfig, SpeculationConfig, SpeculationSchedule
     from breakeven.engine.engine import Engine
 
 _SERVER, _ENGINE, _SPECULATION = "Server", "Engine", "Speculation"
+_NUM_STEPS = 3
 API_KEY_VARIABLE = "BREAKEVEN_API_KEY"
 
 
@@ -83,20 +84,25 @@ def _speculation(
     algorithm: Algorithm | None,
     draft_model_path: str | None,
     draft_layer_ids: LayerIds | None,
-    num_steps: int,
+    num_steps: int | None,
     eagle_topk: int,
     num_draft_tokens: int | None,
     ngram_min: int,
     ngram_max: int,
+    schedule: SpeculationSchedule | None,
 ) -> SpeculationConfig | None:
     from breakeven.engine.config import ConfigError, SpeculationConfig
 
     if algorithm is None:
+        if schedule is not None:
+            raise ConfigError("--speculative-num-steps-per-batch-size needs --speculative-algorithm")
         if draft_model_path is not None:
             raise ConfigError("--speculative-draft-model-path needs --speculative-algorithm")
         if draft_layer_ids is not None:
             raise ConfigError("--speculative-draft-layer-ids needs --speculative-algorithm eagle3")
         return None
+    if num_steps is None:
+        num_steps = max(1, schedule.depths[-1]) if schedule is not None else _NUM_STEPS
     if num_draft_tokens is None:  # all that a chain drafts; for a tree, one level's branching per step
         num_draft_tokens = min(64, 1 + num_steps * eagle_topk)
     return SpeculationConfig(
@@ -216,8 +222,23 @@ def serve(
         ),
     ] = False,
     speculative_num_steps: Annotated[
-        int, typer.Option(help="Depth: tokens drafted along one path.", rich_help_panel=_SPECULATION)
-    ] = 3,
+        int | None,
+        typer.Option(
+            help="Depth: tokens drafted along one path.",
+            show_default="3, or the schedule's largest",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    speculative_num_steps_per_batch_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Depth by the number of decoding sequences: ranges [first, last, steps], 0 is off;"
+            " '[[1,4,3],[5,8,1],[9,256,0]]'.",
+            show_default="the same at any load",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
     speculative_eagle_topk: Annotated[
         int, typer.Option(help="Branches per step; 1 is a chain.", rich_help_panel=_SPECULATION)
     ] = 1,
@@ -240,9 +261,12 @@ def serve(
 
     Without flags: SmolLM2-135M-Instruct on http://127.0.0.1:8000.
     """
-    from breakeven.engine.config import ConfigError, EngineConfig
+    from breakeven.engine.config import ConfigError, EngineConfig, SpeculationSchedule
 
     try:
+        schedule = None
+        if speculative_num_steps_per_batch_size is not None:
+            schedule = SpeculationSchedule.parse(speculative_num_steps_per_batch_size)
         config = EngineConfig(
             dtype=dtype.value,
             device=device,
@@ -261,7 +285,9 @@ def serve(
                 speculative_num_draft_tokens,
                 speculative_ngram_min,
                 speculative_ngram_max,
+                schedule,
             ),
+            schedule=schedule,
             seed=seed,
         )
     except ConfigError as error:

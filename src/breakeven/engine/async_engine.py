@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from breakeven.engine.config import EngineConfig
-from breakeven.engine.request import RequestOutput, SamplingParams, SpeculationStats
+from breakeven.engine.request import RequestError, RequestOutput, SamplingParams, SpeculationStats
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,11 @@ class EngineProtocol(Protocol):
 
 
 class InvalidRequest(ValueError):  # noqa: N818
-    """The engine cannot serve this request; the message says why."""
+    """The engine cannot serve this request; the message says why, and `code` what OpenAI's API calls it."""
+
+    def __init__(self, message: str, code: str = RequestError.code) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class QueueFull(RuntimeError):  # noqa: N818
@@ -260,7 +264,7 @@ class AsyncEngine:
             for request in requests:
                 self.engine.add_request(request.request_id, request.prompt_ids, request.params)
         except ValueError as error:
-            raise InvalidRequest(str(error)) from error
+            raise InvalidRequest(str(error), getattr(error, "code", RequestError.code)) from error
 
     def _abort(self, stream: RequestStream) -> None:
         """Withdraw a stream's unfinished requests. The engine frees their KV before its next step."""

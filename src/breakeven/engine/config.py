@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+import json
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 DType = Literal["float32", "bfloat16"]
@@ -88,6 +91,81 @@ class SpeculationConfig:
         if self.ngram_max < self.ngram_min:
             raise ConfigError(f"ngram_max ({self.ngram_max}) must not be below ngram_min ({self.ngram_min})")
 
+    def at_depth(self, num_steps: int) -> SpeculationConfig | None:
+        """The same speculation, drafting at most `num_steps` deep; None for 0: off."""
+        if num_steps <= 0:
+            return None
+        if num_steps >= self.num_steps:
+            return self
+        drawn = self.eagle_topk + (num_steps - 1) * self.eagle_topk**2  # candidates that so many levels yield
+        return replace(self, num_steps=num_steps, num_draft_tokens=min(self.num_draft_tokens, 1 + drawn))
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSchedule:
+    """How deep to draft, by the number of sequences that decode: inclusive ranges (first, last, num_steps); 0: off.
+
+    The rules are those of vLLM's `num_speculative_tokens_per_batch_size`: the first range starts at 1, and what lies
+    between two ranges or after the last takes the depth of the range before it. Ranges are kept by rising batch size.
+    """
+
+    ranges: tuple[tuple[int, int, int], ...]
+
+    def __post_init__(self) -> None:
+        if not self.ranges:
+            raise ConfigError("the speculation schedule is empty; write ranges such as [[1, 4, 3], [5, 256, 0]]")
+        for first, last, num_steps in self.ranges:
+            if first < 1 or last < first:
+                raise ConfigError(
+                    f"the speculation schedule has the range {first} to {last}; a range is [first, last, num_steps] "
+                    "with 1 <= first <= last"
+                )
+            if num_steps < 0:
+                raise ConfigError(
+                    f"the speculation schedule asks for {num_steps} steps at {first} to {last}; the least is 0: off"
+                )
+        ordered = tuple(sorted(self.ranges))
+        if ordered[0][0] != 1:
+            raise ConfigError(
+                f"the speculation schedule starts at {ordered[0][0]}, so nothing is said of smaller batches; start the "
+                "first range at 1"
+            )
+        for before, after in itertools.pairwise(ordered):
+            if after[0] <= before[1]:
+                raise ConfigError(
+                    f"the speculation schedule says two things of batch size {after[0]}: the ranges {before[0]} to "
+                    f"{before[1]} and {after[0]} to {after[1]} overlap"
+                )
+        object.__setattr__(self, "ranges", ordered)
+
+    @classmethod
+    def parse(cls, text: str) -> SpeculationSchedule:
+        """From JSON such as `[[1,4,3],[5,8,1],[9,256,0]]`. ConfigError says what is wrong with it."""
+        try:
+            given = json.loads(text)
+        except ValueError:
+            raise ConfigError(
+                f"the speculation schedule {text!r} is not JSON; write ranges such as '[[1,4,3],[5,256,0]]', in quotes"
+            ) from None
+        if not isinstance(given, list) or not all(
+            isinstance(entry, list) and len(entry) == 3 and all(type(number) is int for number in entry)
+            for entry in given
+        ):
+            raise ConfigError(
+                f"the speculation schedule {text!r} is not a list of [first, last, num_steps], three whole numbers each"
+            )
+        return cls(tuple((first, last, num_steps) for first, last, num_steps in given))
+
+    def num_steps(self, num_decoding: int) -> int:
+        """The depth while `num_decoding` sequences decode; below 1, that of 1."""
+        index = bisect_right([first for first, _, _ in self.ranges], num_decoding) - 1
+        return self.ranges[max(index, 0)][2]
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths it ever asks for, ascending."""
+        return tuple(sorted({num_steps for _, _, num_steps in self.ranges}))
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -102,6 +180,7 @@ class EngineConfig:
     prefill_chunk: int = 512  # prompt tokens processed in one step at most
     prefix_cache: bool = True
     speculation: SpeculationConfig | None = None
+    schedule: SpeculationSchedule | None = None  # None: `speculation` at every batch size
     seed: int = 0  # for requests that name none
     debug_checks: bool = field(default=False)  # assert the integrity of the KV pool after every step
 
@@ -112,4 +191,14 @@ class EngineConfig:
         if self.kv_cache_tokens < 2 * self.page_size:
             raise ConfigError(
                 f"kv_cache_tokens ({self.kv_cache_tokens}) must hold at least two pages of {self.page_size} tokens"
+            )
+        if self.schedule is None:
+            return
+        if self.speculation is None:
+            raise ConfigError("a speculation schedule needs an algorithm; name it with --speculative-algorithm")
+        deepest = self.schedule.depths[-1]
+        if deepest > self.speculation.num_steps:
+            raise ConfigError(
+                f"the speculation schedule asks for {deepest} steps, but speculative num_steps is "
+                f"{self.speculation.num_steps}; raise num_steps or lower the schedule"
             )

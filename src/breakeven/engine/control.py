@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from breakeven.engine.config import SpeculationConfig
+from breakeven.engine.config import SpeculationConfig, SpeculationSchedule
 
 
 class Controller(Protocol):
@@ -24,3 +24,17 @@ class FixedController:
     def choose(self, num_decoding: int) -> SpeculationConfig | None:
         """The configured shape."""
         return self._speculation
+
+
+class ScheduledController:
+    """Depth by the number of decoding sequences, at every step anew. A function of that number alone, so there is no
+    hysteresis: switching costs this engine nothing but what the drafter must catch up with."""
+
+    def __init__(self, speculation: SpeculationConfig, schedule: SpeculationSchedule) -> None:
+        """`speculation`: the deepest shape; shallower ones keep its branching."""
+        self._schedule = schedule
+        self._shapes = {depth: speculation.at_depth(depth) for depth in schedule.depths}
+
+    def choose(self, num_decoding: int) -> SpeculationConfig | None:
+        """The shape that the schedule names; None where it says 0."""
+        return self._shapes[self._schedule.num_steps(num_decoding)]

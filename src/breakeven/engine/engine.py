@@ -14,7 +14,7 @@ from torch import Tensor
 
 from breakeven.engine.batch import StepPlan
 from breakeven.engine.config import ConfigError, EngineConfig, ModelConfig, SpeculationConfig
-from breakeven.engine.control import Controller, FixedController
+from breakeven.engine.control import Controller, FixedController, ScheduledController
 from breakeven.engine.kv import PagePool
 from breakeven.engine.models.drafter import Drafter, DrafterCheckpoint
 from breakeven.engine.models.load import load_model
@@ -22,7 +22,15 @@ from breakeven.engine.proposers.base import DraftContext, Proposer
 from breakeven.engine.proposers.eagle3 import Eagle3Proposer
 from breakeven.engine.proposers.features import FeatureStore, KeptRows
 from breakeven.engine.proposers.ngram import NgramProposer
-from breakeven.engine.request import FinishReason, RequestOutput, SamplingParams, SpeculationStats, TokenOutput
+from breakeven.engine.request import (
+    ContextLengthError,
+    FinishReason,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+    SpeculationStats,
+    TokenOutput,
+)
 from breakeven.engine.runner import Runner
 from breakeven.engine.sampling import (
     RowSpec,
@@ -44,10 +52,6 @@ from breakeven.engine.verify import Accepted, walk_batch
 logger = logging.getLogger("breakeven.engine")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class RequestError(ValueError):
-    """A request that the engine cannot serve; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class Engine:
             self._pool, max_running=config.max_running_requests, prefill_chunk=config.prefill_chunk
         )
         self._runner = Runner(model_config, config, weights, num_pages)
-        self._controller = controller if controller is not None else FixedController(config.speculation)
+        self._controller = controller if controller is not None else _controller(config)
         self._proposers: dict[SpeculationConfig, Proposer] = {}
         self._features: FeatureStore | None = None
         self._boundaries: tuple[int, ...] = ()
@@ -152,12 +156,12 @@ class Engine:
         if wrong is not None:
             raise RequestError(f"token id {wrong} is outside the model's vocabulary of {vocab}")
         if len(prompt_ids) >= self.max_context:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has {len(prompt_ids)} tokens, but this server's maximum context length is "
                 f"{self.max_context} tokens, of which at least one is for the answer; shorten the prompt"
             )
         if params.max_tokens is not None and len(prompt_ids) + params.max_tokens > self.max_context:
-            raise RequestError(
+            raise ContextLengthError(
                 f"prompt ({len(prompt_ids)} tokens) and max_tokens ({params.max_tokens}) exceed this server's "
                 f"maximum context length of {self.max_context} tokens; shorten the prompt or lower max_tokens"
             )
@@ -372,6 +376,13 @@ class Engine:
             proposer.forget(request.slot.request_id)
         if self._features is not None:
             self._features.forget(request.slot.request_id)
+
+
+def _controller(config: EngineConfig) -> Controller:
+    """What the configuration asks for: off, one shape, or shapes by batch size."""
+    if config.speculation is not None and config.schedule is not None:
+        return ScheduledController(config.speculation, config.schedule)
+    return FixedController(config.speculation)
 
 
 def _kept_rows(scheduled: Sequence[Scheduled], rounds: Sequence[tuple[Scheduled, Accepted, int]]) -> list[KeptRows]:

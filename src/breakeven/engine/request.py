@@ -9,6 +9,18 @@ from typing import Literal
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+class RequestError(ValueError):
+    """A request that the engine cannot serve; the message says why. `code`: what OpenAI's API calls it."""
+
+    code = "invalid_value"
+
+
+class ContextLengthError(RequestError):
+    """A prompt that does not fit the context, or leaves no room for what is asked."""
+
+    code = "context_length_exceeded"
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when to stop, in OpenAI's terms plus the usual extensions.

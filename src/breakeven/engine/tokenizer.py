@@ -69,6 +69,14 @@ class Tokenizer:
             ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_many(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` of every text, on all cores where TOKENIZERS_PARALLELISM allows it."""
+        try:
+            found = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        except (UnicodeEncodeError, TypeError):  # a lone surrogate in one of them
+            return [self.encode(text, add_special_tokens) for text in texts]
+        return [item.ids for item in found]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; invalid UTF-8 becomes U+FFFD. Ids without a token are left out."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)

@@ -3,8 +3,9 @@
 Rules, beside those of docs/statistics.md:
 - Only valid cells count. A block takes part in a comparison only where the cells of both arms are valid and have the
   figure; in condition "all", those of every condition.
-- Condition "all" pools the domains of a block. Throughput: the sum of the cells' tokens within their windows, divided
-  by the sum of the windows. Times: the mean over the requests of all cells.
+- Condition "all" pools the conditions of a block: the domains, each with every value of the declared factors.
+  Throughput: the sum of the cells' tokens within their windows, divided by the sum of the windows. Times: the mean over
+  the requests of all cells.
 - One figure per block, arm, condition and level goes into the statistics; requests are never n.
 """
 
@@ -16,35 +17,34 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from breakeven import __version__
-from breakeven.lab.campaign import SENTINEL, AttachArm, Campaign
+from breakeven.lab.campaign import JOIN, SENTINEL, Campaign
+from breakeven.lab.cautions import cautions
+from breakeven.lab.cell_summary import cell_summary, figure, invalid_cell, iso
 from breakeven.lab.client.types import RequestResult
 from breakeven.lab.controls import Visit, aa_summary, control_lints, sentinel_summaries
-from breakeven.lab.effects import factor_effects
+from breakeven.lab.effects import crossed, factor_effects
 from breakeven.lab.family import describe_family, with_adjusted_p
+from breakeven.lab.figures import METRICS, Value, Values, block_values, weakest
 from breakeven.lab.known_traps import synthetic_arms
-from breakeven.lab.lints import cell_lints, with_run_lints
+from breakeven.lab.lints import with_run_lints
 from breakeven.lab.metrics import (
-    CellMetrics,
     acceptance,
     agreement,
-    cell_metrics,
     is_valid,
-    latency_ms,
-    tpot_ms,
-    ttft_ms,
-    window_named,
 )
-from breakeven.lab.quantity import Distribution, Provenance, Quantity
+from breakeven.lab.needed import needed_acceptances
+from breakeven.lab.quantity import Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
-from breakeven.lab.servers import servers
+from breakeven.lab.reduced import ReducedCell, reduce_cell
+from breakeven.lab.samples import TIMES, distributions, members, samples_by_block
+from breakeven.lab.sent import sent_summaries
+from breakeven.lab.servers import leftovers, servers
 from breakeven.lab.stats.breakeven import break_even
 from breakeven.lab.stats.power import noise_floor, smallest_detectable
 from breakeven.lab.stats.ratio import RatioEstimate, log_ratios, ratio_from_logs
@@ -60,13 +60,9 @@ from breakeven.lab.summary import (
     Better,
     BreakEvenSummary,
     CampaignDigest,
-    CellSummary,
     Comparison,
     ConditionBreakEven,
-    DistributionSummary,
-    Figure,
     IntervalFigure,
-    InvalidCell,
     LevelSummary,
     Lint,
     LoadRange,
@@ -74,63 +70,20 @@ from breakeven.lab.summary import (
     Noise,
     RunIdentity,
     Summary,
-    TimeName,
 )
 from breakeven.lab.tails import tail_comparisons
+from breakeven.lab.turns import turn_summaries
 from breakeven.lab.verdict import explain, more_blocks, verdict
 
-METRICS: tuple[tuple[MetricName, str, Better], ...] = (
-    ("throughput", "tok/s", "higher"),
-    ("ttft", "ms", "lower"),
-    ("tpot", "ms", "lower"),
-    ("latency", "ms", "lower"),
-)
-TIMES: tuple[TimeName, ...] = ("ttft", "tpot", "latency")
 _SAID = {"throughput": "throughput", "ttft": "mean TTFT", "tpot": "mean TPOT", "latency": "mean latency"}
-_LENGTH_TOLERANCE = 0.10  # relative difference of two arms' mean output lengths that is worth a lint
-_STEPS = 101  # quantiles kept of a distribution
-# From firm to weak: what is computed from several figures is as weak as the weakest.
-_STRENGTH = (Provenance.MEASURED, Provenance.SERVER_REPORTED, Provenance.DERIVED, Provenance.ESTIMATED)
 
 
 class AnalysisError(ValueError):
     """A run that cannot be analysed; the message says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReducedCell:
-    """One cell, reduced: `requests` without their chunks; `window_s` of the headline throughput, None without one."""
-
-    record: CellRecord
-    metrics: CellMetrics
-    window_s: float | None
-    ttft_ms: NDArray[np.float64]
-    latency_ms: NDArray[np.float64]
-    tpot_ms: NDArray[np.float64]
-    stated_length: Quantity | None = None  # an acceptance length without counters: imported files only
-
-    @property
-    def key(self) -> CellKey:
-        return self.record.key
-
-    @property
-    def valid(self) -> bool:
-        return not self.record.invalid
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """One figure of one arm in one block, at one condition (or all) and level."""
-
-    value: float
-    provenance: Provenance
-
-
 # The baseline's answer and an arm's to the same request
 _Pair = tuple[RequestResult, RequestResult]
-
-# (arm, condition, level, metric) → block → figure
-_Values = Mapping[tuple[str, str, int, str], Mapping[int, _Value]]
 
 
 def analyse(run: RunDirectory) -> Summary:
@@ -138,9 +91,12 @@ def analyse(run: RunDirectory) -> Summary:
 
     A cell whose files are damaged is an invalid one; the rest is analysed.
     """
-    told = servers(run.read_journal())
+    journal = run.read_journal()
+    told = servers(journal)
     environment = {**run.environment, **({"servers": told} if told else {})}
-    return summarise(run.campaign, environment, run.readable_cells())
+    summary = summarise(run.campaign, environment, run.readable_cells())
+    left = [Lint(message=sentence, cells=[]) for sentence in leftovers(journal)]
+    return summary.model_copy(update={"lints": [*summary.lints, *left]})
 
 
 def summarise(campaign: Campaign, environment: Mapping[str, Any], records: Iterable[CellRecord]) -> Summary:
@@ -166,7 +122,7 @@ def assemble(
     conditions = _conditions(campaign, cells)
     cells = _ordered(cells, campaign, conditions)
     valid = {cell.key: cell for cell in cells if cell.valid}
-    values = _values(campaign, conditions, valid, sparse=sparse)
+    values = block_values(campaign, conditions, valid, sparse=sparse)
     figures = {at: {b: v.value for b, v in by_block.items()} for at, by_block in values.items()}
     comparisons = with_adjusted_p(
         campaign,
@@ -198,41 +154,47 @@ def assemble(
         levels=_level_summaries(campaign, conditions, values),
         acceptance=_acceptances(campaign, conditions, valid),
         agreement=_agreements(campaign, conditions, valid),
-        distributions=_distributions(campaign, conditions, valid),
+        distributions=distributions(campaign, conditions, valid),
         noise=_noise(campaign, conditions, comparisons, values),
-        invalid=[_invalid(cell) for cell in every if not cell.valid],
+        invalid=[invalid_cell(cell) for cell in every if not cell.valid],
         missing=[] if sparse else _missing(campaign, conditions, every, blocks),
-        lints=[*_lints(campaign, conditions, every, valid), *control_lints(campaign, comparisons, sentinels)],
-        cells=[_cell_summary(cell) for cell in every],
+        lints=[*cautions(campaign, conditions, every, valid), *control_lints(campaign, comparisons, sentinels)],
+        cells=[cell_summary(cell) for cell in every],
         interactions=interactions,
         main_effects=main_effects,
-        tails=tail_comparisons(campaign, TIMES, _samples(campaign, conditions, valid)),
+        tails=tail_comparisons(campaign, TIMES, samples_by_block(campaign, conditions, valid)),
         multiplicity=describe_family(campaign, comparisons),
+        needed_acceptance=needed_acceptances(campaign, synthetic_arms(campaign), comparisons),
         aa=aa_summary(campaign, comparisons),
         sentinel=sentinels,
+        turns=turn_summaries([(cell.key.arm, cell.key.level, cell.turns) for cell in valid.values()])
+        if campaign.workload.sessions is not None
+        else [],
+        sent=sent_summaries([cell.record for cell in every]),
     )
+
+
+def primary_comparisons(campaign: Campaign, cells: Sequence[ReducedCell]) -> list[Comparison]:
+    """The comparisons of the declared primary family alone, each as `assemble` has it: what a declared stop looks at.
+
+    Of the cells only metrics and windows are used. Raises AnalysisError as `assemble` does.
+    """
+    cells = [cell for cell in cells if not _is_sentinel(campaign, cell.key)]
+    if not cells:
+        raise AnalysisError("there is no finished cell yet")
+    conditions = _conditions(campaign, cells)
+    valid = {cell.key: cell for cell in _ordered(cells, campaign, conditions) if cell.valid}
+    better = {metric: which for metric, _, which in METRICS}[campaign.primary_metric]
+    values = block_values(campaign, conditions, valid, metrics=(campaign.primary_metric,), by_condition=False)
+    found = [
+        _compare(campaign, arm, ALL, level, campaign.primary_metric, better, values)
+        for arm in _arms(campaign)
+        for level in sorted(campaign.levels)
+    ]
+    return [c for c in with_adjusted_p(campaign, found) if c.primary]
 
 
 # Cells
-
-
-def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
-    """One cell, reduced to what `assemble` needs: metrics, computed once; its chunks are let go."""
-    key = record.key
-    metrics = cell_metrics(
-        record.requests, record.counters, record.started_ns, record.ended_ns, key.level, natural=campaign.natural,
-        open_loop=campaign.arrivals.open,
-    )  # fmt: skip
-    window = window_named(metrics.throughput_window, record.requests, key.level, open_loop=campaign.arrivals.open)
-    good = [r for r in record.requests if is_valid(r)]
-    return ReducedCell(
-        record=replace(record, requests=tuple(replace(r, chunks=()) for r in record.requests)),
-        metrics=metrics,
-        window_s=window.seconds if window is not None else None,
-        ttft_ms=np.asarray([ttft for ttft in map(ttft_ms, good) if ttft is not None]),
-        latency_ms=np.asarray([latency_ms(r) for r in good]),
-        tpot_ms=np.asarray([tpot for tpot in map(tpot_ms, good) if tpot is not None]),
-    )
 
 
 def _arms(campaign: Campaign) -> list[str]:
@@ -240,19 +202,25 @@ def _arms(campaign: Campaign) -> list[str]:
 
 
 def _conditions(campaign: Campaign, cells: Sequence[ReducedCell]) -> list[str]:
-    """The campaign's domains; those of the cells where a prompt file names them."""
-    named = list(campaign.workload.domains or ())
-    return named + sorted({cell.key.condition for cell in cells} - set(named))
+    """The campaign's conditions; where a prompt file names the domains, those of the cells."""
+    domains = list(campaign.workload.domains or ())
+    domains += sorted({cell.key.condition.split(JOIN)[0] for cell in cells} - set(domains))
+    return campaign.condition_names(domains)
 
 
 def _ordered(cells: Sequence[ReducedCell], campaign: Campaign, conditions: Sequence[str]) -> list[ReducedCell]:
     """By block, then in the campaign's order. Raises AnalysisError for a cell that is no part of the campaign."""
     arms = list(campaign.arms)
     for cell in cells:
-        if cell.key.arm not in campaign.arms or cell.key.level not in campaign.levels:
+        if (
+            cell.key.arm not in campaign.arms
+            or cell.key.level not in campaign.levels
+            or cell.key.condition not in conditions
+        ):
             raise AnalysisError(
                 f"the cell {cell.key.id} is no part of the campaign (arms {', '.join(arms)}; levels"
-                f" {', '.join(map(str, campaign.levels))}): campaign.json and cells/ are not of the same run"
+                f" {', '.join(map(str, campaign.levels))}; conditions {', '.join(conditions[:20])}): campaign.json and"
+                f" cells/ are not of the same run"
             )
     ordered = sorted(
         cells, key=lambda c: (c.key.block, arms.index(c.key.arm), conditions.index(c.key.condition), c.key.level)
@@ -291,69 +259,15 @@ def _visits(guards: Sequence[ReducedCell]) -> dict[str, list[Visit]]:
         rate = cell.metrics.throughput_tok_s.value
         if cell.valid and rate:
             started = cell.record.started_ns
-            visits[cell.key.arm].append(Visit(cell.key.block, started, _iso(started), rate))
+            visits[cell.key.arm].append(Visit(cell.key.block, started, iso(started), rate))
     return visits
-
-
-# One figure per block
-
-
-def _values(
-    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell], *, sparse: bool = False
-) -> _Values:
-    values: dict[tuple[str, str, int, str], dict[int, _Value]] = defaultdict(dict)
-    blocks = sorted({key.block for key in valid})
-    at_level = {level: {key.condition for key in valid if key.level == level} for level in campaign.levels}
-    for arm in campaign.arms:
-        for level in campaign.levels:
-            pooled = [c for c in conditions if c in at_level[level]] if sparse else conditions
-            for condition in (ALL, *conditions):
-                members = pooled if condition == ALL else [condition]
-                for block in blocks:
-                    cells = [valid.get(CellKey(block, arm, member, level)) for member in members]
-                    present = [cell for cell in cells if cell is not None]
-                    if len(present) < len(members) or not present:
-                        continue
-                    for metric, _, _ in METRICS:
-                        value = _throughput(present) if metric == "throughput" else _mean_time(present, metric)
-                        if value is not None and value.value > 0 and math.isfinite(value.value):
-                            values[arm, condition, level, metric][block] = value
-    return values
-
-
-def _throughput(cells: Sequence[ReducedCell]) -> _Value | None:
-    """Tokens within the cells' windows, divided by the windows' time."""
-    tokens = seconds = 0.0
-    for cell in cells:
-        rate = cell.metrics.throughput_tok_s.value
-        if rate is None or cell.window_s is None:
-            return None
-        tokens += rate * cell.window_s
-        seconds += cell.window_s
-    return _Value(tokens / seconds, _weakest(cell.metrics.throughput_tok_s.provenance for cell in cells))
-
-
-def _mean_time(cells: Sequence[ReducedCell], metric: str) -> _Value | None:
-    """The mean over the requests of all cells, in milliseconds."""
-    total, count = 0.0, 0
-    parts: list[Distribution] = [getattr(cell.metrics, metric) for cell in cells]
-    for part in parts:
-        if part.mean.value is None:
-            return None
-        total += part.mean.value * part.count
-        count += part.count
-    return _Value(total / count, _weakest(part.mean.provenance for part in parts))
-
-
-def _weakest(provenances: Iterable[Provenance]) -> Provenance:
-    return max(provenances, key=_STRENGTH.index, default=Provenance.DERIVED)
 
 
 # Comparisons
 
 
 def _compare(
-    campaign: Campaign, arm: str, condition: str, level: int, metric: MetricName, better: Better, values: _Values
+    campaign: Campaign, arm: str, condition: str, level: int, metric: MetricName, better: Better, values: Values
 ) -> Comparison:
     ours = values.get((arm, condition, level, metric), {})
     theirs = values.get((campaign.baseline, condition, level, metric), {})
@@ -395,7 +309,7 @@ def _compare(
         hodges_lehmann=hodges_lehmann(logs, campaign.confidence).ratio if several else None,
         sd_log=estimate.sd_log,
         blocks_needed=len(blocks) + more if decided == "undecided" and more else None,
-        provenance=_weakest(side[b].provenance for side in (ours, theirs) for b in blocks),
+        provenance=weakest(side[b].provenance for side in (ours, theirs) for b in blocks),
     )
     return _without_verdict(campaign, compared)
 
@@ -466,7 +380,7 @@ def _condition_note(campaign: Campaign, arm: str) -> str:
     return f"acceptance is synthetic: where a drafter of acceptance length {lengths[arm]:g} would break even"
 
 
-def _level_summaries(campaign: Campaign, conditions: Sequence[str], values: _Values) -> list[LevelSummary]:
+def _level_summaries(campaign: Campaign, conditions: Sequence[str], values: Values) -> list[LevelSummary]:
     rows = []
     for arm in campaign.arms:
         for condition in (ALL, *conditions):
@@ -482,19 +396,19 @@ def _level_summaries(campaign: Campaign, conditions: Sequence[str], values: _Val
     return rows
 
 
-def _interval_figure(values: Sequence[_Value], unit: str, confidence: float) -> IntervalFigure:
+def _interval_figure(values: Sequence[Value], unit: str, confidence: float) -> IntervalFigure:
     mean: RatioEstimate = ratio_from_logs([math.log(v.value) for v in values], confidence)
     return IntervalFigure(
         value=mean.ratio,
         ci_low=mean.ci_low,
         ci_high=mean.ci_high,
         unit=unit,
-        provenance=_weakest(v.provenance for v in values),
+        provenance=weakest(v.provenance for v in values),
     )
 
 
 def _noise(
-    campaign: Campaign, conditions: Sequence[str], comparisons: Sequence[Comparison], values: _Values
+    campaign: Campaign, conditions: Sequence[str], comparisons: Sequence[Comparison], values: Values
 ) -> list[Noise]:
     rows = []
     for c in comparisons:
@@ -520,19 +434,7 @@ def _noise(
     return rows
 
 
-# Acceptance, agreement, distributions
-
-
-def _members(
-    arm: str, condition: str, level: int | None, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
-) -> list[ReducedCell]:
-    """The valid cells of an arm at a condition (or all) and a level (None: all)."""
-    wanted = set(conditions) if condition == ALL else {condition}
-    return [
-        cell
-        for key, cell in valid.items()
-        if key.arm == arm and key.condition in wanted and (level is None or key.level == level)
-    ]
+# Acceptance and agreement
 
 
 def _acceptances(
@@ -542,7 +444,7 @@ def _acceptances(
     for arm in campaign.arms:
         for condition in (ALL, *conditions):
             for level in sorted(campaign.levels):
-                row = _acceptance(campaign, arm, condition, level, _members(arm, condition, level, conditions, valid))
+                row = _acceptance(campaign, arm, condition, level, members(arm, condition, level, conditions, valid))
                 if row is not None:
                     rows.append(row)
     return rows
@@ -559,11 +461,12 @@ def _acceptance(
     requests = [r for cell in cells for r in cell.record.requests]
     good = sum(is_valid(r) for r in requests)
     looping = sum((c.metrics.looping_share.value or 0.0) * sum(is_valid(r) for r in c.record.requests) for c in cells)
-    found = acceptance(counters, requests, natural=campaign.natural, looping_share=looping / good if good else None)
+    natural = campaign.natural if condition == ALL else campaign.setting(condition).natural
+    found = acceptance(counters, requests, natural=natural, looping_share=looping / good if good else None)
     stated = [cell.stated_length.value for cell in cells if cell.stated_length and cell.stated_length.value is not None]
     if found.length.value is None and stated:
         mean = Quantity(sum(stated) / len(stated), "tokens", Provenance.SERVER_REPORTED, "as the files state it")
-        found = replace(found, length=mean, valid=campaign.natural)
+        found = replace(found, length=mean, valid=natural)
     if found.length.value is None:
         return None
     if arm in synthetic_arms(campaign):
@@ -572,10 +475,10 @@ def _acceptance(
         arm=arm,
         condition=condition,
         level=level,
-        length=_figure(found.length),
-        draft_share=_figure(found.draft_share),
-        per_position=[_figure(q) for q in found.per_position],
-        tokens_per_step=_figure(found.tokens_per_step),
+        length=figure(found.length),
+        draft_share=figure(found.draft_share),
+        per_position=[figure(q) for q in found.per_position],
+        tokens_per_step=figure(found.tokens_per_step),
         valid=found.valid,
         notes=list(found.notes),
     )
@@ -606,8 +509,8 @@ def _agreements(
     for arm in _arms(campaign):
         for condition in (ALL, *conditions):
             for level in (None, *sorted(campaign.levels)):
-                members = _members(arm, condition, level, conditions, valid)
-                pairs = [pair for cell in members for pair in by_cell.get(cell.key, ())]
+                cells = members(arm, condition, level, conditions, valid)
+                pairs = [pair for cell in cells for pair in by_cell.get(cell.key, ())]
                 if not pairs:
                     continue
                 found = agreement(
@@ -628,126 +531,14 @@ def _agreements(
                         common_prefix_share=found.common_prefix_share,
                         length_mismatches=found.length_mismatches,
                         token_mismatches=found.token_mismatches,
-                        expected=campaign.sampling.temperature == 0
+                        expected=all(
+                            campaign.setting(name).sampling.temperature == 0
+                            for name in (conditions if condition == ALL else (condition,))
+                        )
                         and not {arm, campaign.baseline} & set(synthetic_arms(campaign)),
                     )
                 )
     return rows
-
-
-def _distributions(
-    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
-) -> list[DistributionSummary]:
-    rows = []
-    for metric in ("ttft", "latency"):
-        for arm in campaign.arms:
-            for level in sorted(campaign.levels):
-                cells = _members(arm, ALL, level, conditions, valid)
-                samples = [cell.ttft_ms if metric == "ttft" else cell.latency_ms for cell in cells]
-                data = np.concatenate(samples) if samples else np.empty(0)
-                if data.size:
-                    rows.append(
-                        DistributionSummary(
-                            arm=arm,
-                            condition=ALL,
-                            level=level,
-                            metric=metric,
-                            unit="ms",
-                            count=int(data.size),
-                            quantiles=[float(q) for q in np.quantile(data, np.linspace(0, 1, _STEPS))],
-                        )
-                    )
-    return rows
-
-
-def _samples(
-    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
-) -> dict[tuple[str, int, str], dict[int, NDArray[np.float64]]]:
-    """The requests' times of each arm, level and time, by block; all conditions, as condition "all" has them."""
-    samples: dict[tuple[str, int, str], dict[int, NDArray[np.float64]]] = defaultdict(dict)
-    for arm, level in itertools.product(campaign.arms, campaign.levels):
-        for block in sorted({key.block for key in valid}):
-            cells = [valid.get(CellKey(block, arm, condition, level)) for condition in conditions]
-            present = [cell for cell in cells if cell is not None]
-            if len(present) < len(conditions):
-                continue
-            for time in TIMES:
-                joined = np.concatenate([getattr(cell, f"{time}_ms") for cell in present])
-                if joined.size:
-                    samples[arm, level, time][block] = joined
-    return samples
-
-
-# What a reader should know
-
-
-def _invalid(cell: ReducedCell) -> InvalidCell:
-    key = cell.key
-    return InvalidCell(
-        cell=key.id, block=key.block, arm=key.arm, condition=key.condition, level=key.level,
-        reasons=list(cell.record.invalid),
-    )  # fmt: skip
-
-
-def _lints(
-    campaign: Campaign, conditions: Sequence[str], cells: Sequence[ReducedCell], valid: Mapping[CellKey, ReducedCell]
-) -> list[Lint]:
-    where: dict[str, list[str]] = defaultdict(list)
-    for cell in cells:
-        for note in _notes(cell):
-            where[note].append(cell.key.id)
-        if cell.valid and cell.metrics.throughput_tok_s.value is None:
-            where[f"no throughput: {cell.metrics.throughput_tok_s.note}"].append(cell.key.id)
-    lints = [Lint(message=message, cells=names) for message, names in where.items()]
-    if campaign.arrivals.open:
-        lints.append(
-            Lint(
-                message=f"open loop, {campaign.arrivals.process} arrivals: a level is a rate, not a number of streams:"
-                f" its number times {campaign.arrivals.unit_rate:g} requests/s",
-                cells=[],
-            )
-        )
-    attached = [name for name, arm in campaign.arms.items() if isinstance(arm, AttachArm)]
-    if attached:
-        lints.append(
-            Lint(
-                message=f"{', '.join(attached)}: attached, so not launched anew for each block; the intervals hold the"
-                " scatter of one launch over time, not that between launches",
-                cells=[],
-            )
-        )
-    for arm in _arms(campaign):
-        for level in sorted(campaign.levels):
-            lints += _length_lint(campaign, conditions, arm, level, valid)
-    return [*lints, *cell_lints(campaign, valid)]
-
-
-def _notes(cell: ReducedCell) -> list[str]:
-    """The cell's own notes and those of its counters, each once."""
-    problems = cell.record.extra.get("counter_problems") or []
-    return list(dict.fromkeys([*cell.metrics.notes, *(str(problem) for problem in problems)]))
-
-
-def _length_lint(
-    campaign: Campaign, conditions: Sequence[str], arm: str, level: int, valid: Mapping[CellKey, ReducedCell]
-) -> list[Lint]:
-    """Arms that do not write equally much do not do the same work."""
-    ours = _mean_length(_members(arm, ALL, level, conditions, valid))
-    theirs = _mean_length(_members(campaign.baseline, ALL, level, conditions, valid))
-    if ours is None or theirs is None or abs(ours / theirs - 1) <= _LENGTH_TOLERANCE:
-        return []
-    return [
-        Lint(
-            message=f"{arm} answers with {ours:.0f} tokens on average at level {level}, {campaign.baseline} with"
-            f" {theirs:.0f}: they do not do the same work, so compare TPOT rather than latency",
-            cells=[],
-        )
-    ]
-
-
-def _mean_length(cells: Sequence[ReducedCell]) -> float | None:
-    counts = [r.completion_tokens or 0 for cell in cells for r in cell.record.requests if is_valid(r)]
-    return sum(counts) / len(counts) if sum(counts) else None
 
 
 # Records of what was done
@@ -760,8 +551,8 @@ def _identity(
     measured = [cell for cell in cells if cell.record.requests] or list(cells)
     return RunIdentity(
         name=campaign.name,
-        started=_iso(min(cell.record.started_ns for cell in measured)),
-        ended=_iso(max(cell.record.ended_ns for cell in measured)),
+        started=iso(min(cell.record.started_ns for cell in measured)),
+        ended=iso(max(cell.record.ended_ns for cell in measured)),
         breakeven_version=__version__,
         cells_planned=len(cells) if sparse else planned,
         cells_finished=len(cells),
@@ -770,7 +561,7 @@ def _identity(
 
 
 def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
-    resolved = campaign.model_dump(mode="json")
+    resolved = campaign.resolved()
     canonical = json.dumps(resolved, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return CampaignDigest(
         name=campaign.name,
@@ -786,6 +577,7 @@ def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
             for name, settings in resolved["arms"].items()
         ],
         conditions=list(conditions),
+        factors=crossed(campaign, conditions) if campaign.factors else {},
         levels=sorted(campaign.levels),
         blocks=campaign.blocks,
         margin=campaign.margin,
@@ -793,78 +585,3 @@ def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
         seed=campaign.seed,
         resolved=resolved,
     )
-
-
-def _cell_summary(cell: ReducedCell) -> CellSummary:
-    key, m = cell.key, cell.metrics
-    quantities: dict[str, Quantity] = {
-        "throughput": m.throughput_tok_s,
-        "throughput_whole": m.throughput_whole_tok_s,
-        "throughput_steady": m.throughput_steady_tok_s,
-        "requests_per_s": m.requests_per_s,
-        "completion_tokens": m.completion_tokens,
-        "prompt_tokens": m.prompt_tokens,
-        "output_tokens_mean": m.output_tokens.mean,
-        "duration": m.duration_s,
-    }
-    for name in ("ttft", "tpot", "latency", "inter_chunk", "token_gap", "send_lag"):
-        part: Distribution = getattr(m, name)
-        quantities |= {f"{name}_mean": part.mean, f"{name}_p50": part.p50, f"{name}_p90": part.p90}
-        quantities[f"{name}_p99"] = part.p99
-    quantities |= {
-        "acceptance_length": m.acceptance_length,
-        "draft_share": m.acceptance.draft_share,
-        "tokens_per_step": m.acceptance.tokens_per_step,
-        "looping_share": m.looping_share,
-        "cached_share": m.cached_share,
-        "client_cpu": Quantity(cell.record.client_cpu_s, "s", Provenance.MEASURED),
-        **_load_quantities(cell.record),
-    }
-    return CellSummary(
-        id=key.id,
-        block=key.block,
-        arm=key.arm,
-        condition=key.condition,
-        level=key.level,
-        started=_iso(cell.record.started_ns),
-        valid=cell.valid,
-        invalid=list(cell.record.invalid),
-        requests=m.requests,
-        failed=m.failed,
-        metrics={name: _figure(quantity) for name, quantity in quantities.items()},
-        counters=dict(cell.record.counters),
-        notes=_notes(cell),
-    )
-
-
-def _load_quantities(record: CellRecord) -> dict[str, Quantity]:
-    """Offered and achieved rates, streams in flight and the client's headroom, as the runner noted them."""
-    load = record.extra.get("load")
-    if not isinstance(load, dict):
-        return {}
-    found = {
-        name: Quantity(load.get(name), unit, provenance)
-        for name, unit, provenance in (
-            ("offered_per_s", "1/s", Provenance.DERIVED),
-            ("sent_per_s", "1/s", Provenance.MEASURED),
-            ("completed_per_s", "1/s", Provenance.MEASURED),
-            ("in_flight_mean", "1", Provenance.MEASURED),
-            ("in_flight_max", "1", Provenance.MEASURED),
-        )
-    }
-    client = record.extra.get("client")
-    if isinstance(client, dict):
-        note = str(client.get("note", ""))
-        found["client_events_per_s"] = Quantity(client.get("events_per_s"), "1/s", Provenance.MEASURED)
-        found["client_capacity"] = Quantity(client.get("capacity_per_s"), "1/s", Provenance.ESTIMATED, note)
-        found["client_headroom"] = Quantity(client.get("headroom"), "1", Provenance.ESTIMATED, note)
-    return found
-
-
-def _figure(quantity: Quantity) -> Figure:
-    return Figure(value=quantity.value, unit=quantity.unit, provenance=quantity.provenance, note=quantity.note)
-
-
-def _iso(nanoseconds: int) -> str:
-    moment = datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S") + f".{nanoseconds // 1_000_000 % 1000:03d}Z"

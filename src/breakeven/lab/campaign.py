@@ -6,9 +6,11 @@ all unknown fields are refused. A resolved campaign, with every default written 
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -20,13 +22,35 @@ from breakeven.lab.section import Section
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z")  # parts of file names
 MAX_LEVEL = 10_000
 MAX_CELLS = 100_000
+MAX_WORDS = 1_000_000
 SENTINEL = "sentinel"  # the condition of sentinel cells
+JOIN = "+"  # between a domain and the values of the factors in a condition's name; in none of these
+DOMAIN = "domain"  # the factor that every campaign has
 AA_SUFFIX = "-aa"  # of the name of the baseline's second launch
 # The names of the readers in `workload.datasets`, a test compares them: the campaign's models import no reader.
 FILE_FORMATS = (
     *("auto", "prompts", "sharegpt", "humaneval", "mbpp", "spec-bench", "speed-bench", "gsm8k", "bfcl", "swe-bench"),
     *("csv", "text"),
 )
+
+
+def batch_ranges(ranges: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+    """A schedule's ranges (first, last, steps) by rising batch size, by the rules of vLLM's
+    `num_speculative_tokens_per_batch_size`. ValueError says which rule is broken."""
+    if not ranges:
+        raise ValueError("a schedule needs at least one range, such as [1, 4, 3]: 3 steps at 1 to 4 sequences")
+    for first, last, steps in ranges:
+        if first < 1 or last < first or steps < 0:
+            raise ValueError(
+                f"[{first}, {last}, {steps}] is not a range [first, last, steps] with 1 <= first <= last and steps >= 0"
+            )
+    ordered = tuple(sorted(ranges))
+    if ordered[0][0] != 1:
+        raise ValueError(f"the first range must start at 1, not at {ordered[0][0]}: every batch size needs an answer")
+    for before, after in itertools.pairwise(ordered):
+        if after[0] <= before[1]:
+            raise ValueError(f"the ranges {list(before)} and {list(after)} overlap")
+    return ordered
 
 
 _MODELS_WITH_A_DRAFTER = ("smollm2-135m",)
@@ -42,9 +66,28 @@ class Speculation(Section):
     draft_model_path: str | None = None  # None: the drafter in the box
     ngram_min: int | None = Field(default=None, ge=1)
     ngram_max: int | None = Field(default=None, ge=1)
+    # Depth by decoding sequences, (first, last, num_steps) inclusive, 0: off. None: the same at any load.
+    schedule: tuple[tuple[int, int, int], ...] | None = None
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _rows(cls, value: Any) -> Any:  # the arm looks at this section as Python, where strictness takes no list
+        if isinstance(value, list):
+            return tuple(tuple(row) if isinstance(row, list) else row for row in value)
+        return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _ranges(cls, ranges: tuple[tuple[int, int, int], ...] | None) -> tuple[tuple[int, int, int], ...] | None:
+        return None if ranges is None else batch_ranges(ranges)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        deepest = max((steps for _, _, steps in self.schedule or ()), default=0)
+        if self.num_steps is not None and deepest > self.num_steps:
+            raise ValueError(
+                f"the schedule asks for {deepest} steps, but num_steps is {self.num_steps}: raise it, or leave it out"
+            )
         if (
             self.num_draft_tokens is not None
             and (self.eagle_topk or 1) == 1
@@ -158,11 +201,28 @@ class _HttpServer(Section):
 
 
 class AttachArm(_HttpServer):
-    """A server that is already running and that the lab neither starts nor stops."""
+    """A server that is already running, or is brought up and down by commands of the user's own.
+
+    `start_command`, `stop_command` and `reset_command` must end by themselves; the server may be anywhere.
+    """
 
     type: Literal["attach"]
     url: str
     startup_timeout_s: float = Field(default=30.0, gt=0)
+    start_command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    stop_command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    reset_command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    command_timeout_s: float = Field(default=600.0, gt=0)
+
+    @property
+    def can_reset(self) -> bool:
+        return self.reset_url is not None or self.reset_command is not None
+
+    @model_validator(mode="after")
+    def _one_reset(self) -> Self:
+        if self.reset_url is not None and self.reset_command is not None:
+            raise ValueError("give reset_url or reset_command, not both")
+        return self
 
     @field_validator("url", "reset_url", "metrics_url", "health_url")
     @classmethod
@@ -232,6 +292,19 @@ class PromptFile(Section):
         return domain
 
 
+class Sessions(Section):
+    """Prompts of several turns are played turn by turn, as agents do; a level is then a number of sessions in play.
+
+    `think_s`: from an answer to the next turn (a tool at work, a reader), the mean where it is spread exponentially.
+    `answers`: what goes into the context for the model's turns, the prompt's recorded ones or the model's own.
+    """
+
+    think_s: float = Field(default=1.0, ge=0, le=3600)
+    think_spread: Literal["constant", "exponential"] = "constant"
+    answers: Literal["recorded", "own"] = "recorded"
+    max_turns: int | None = Field(default=None, ge=2, le=1000)
+
+
 class Workload(Section):
     """What is asked. Without `prompts_file` and `files` the prompts are those of the suites of breakeven."""
 
@@ -242,6 +315,12 @@ class Workload(Section):
     template: Literal["chat", "completions"] = "chat"
     extra_body: dict[str, Any] = Field(default_factory=dict)
     request_timeout_s: float = Field(default=600.0, gt=0)
+    sessions: Sessions | None = None
+
+    @field_validator("sessions", mode="before")
+    @classmethod
+    def _sessions(cls, value: Any) -> Any:
+        return Sessions() if value is True else None if value is False else value
 
     @field_validator("domains")
     @classmethod
@@ -373,6 +452,91 @@ class Sampling(Section):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
+Cache = Literal["cold", "warm"]
+_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,19}\Z")  # values of factors are parts of file names, too
+
+
+class Conditions(Section):
+    """Factors besides the domain, each with two values or more. A condition is a domain with one value of each.
+
+    `temperature`: replaces that of `sampling`. `sampling`, `arrivals`: whole sections by name. `input_words`: bands of
+    the prompts' length by name, in words, both ends included. `cache`: cold and warm.
+    """
+
+    temperature: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    sampling: dict[str, Sampling] | None = None
+    input_words: dict[str, tuple[int, int]] | None = None
+    arrivals: dict[str, Arrivals] | None = None
+    cache: tuple[Cache, ...] | None = None
+
+    @field_validator("input_words")
+    @classmethod
+    def _bands(cls, bands: dict[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]] | None:
+        for name, (least, most) in (bands or {}).items():
+            if not 1 <= least <= most <= MAX_WORDS:
+                raise ValueError(
+                    f"{name}: a band is the fewest and the most words of a prompt, such as [1, 60], and not "
+                    f"[{least}, {most}]"
+                )
+        return bands
+
+    @field_validator("arrivals")
+    @classmethod
+    def _one_kind(cls, given: dict[str, Arrivals] | None) -> dict[str, Arrivals] | None:
+        if given and not all(arrivals.open for arrivals in given.values()):
+            raise ValueError(
+                "closed loop has no variants, and cannot be crossed with open loop: a level is a number of streams in "
+                "the one and a rate in the other"
+            )
+        if given and len({arrivals.unit_rate for arrivals in given.values()}) > 1:
+            raise ValueError("all must have the same unit_rate, so that a level is one rate in all of them")
+        return given
+
+    @model_validator(mode="after")
+    def _factors(self) -> Self:
+        if not self.factors:
+            raise ValueError(f"give at least one factor: {', '.join(type(self).model_fields)}")
+        if self.temperature is not None and self.sampling is not None:
+            raise ValueError("temperature and sampling are the same factor: give the temperatures within sampling")
+        for factor, values in self.factors.items():
+            if len(values) < 2:
+                raise ValueError(f"{factor} has {len(values)} value(s), and a factor needs two: set it outside instead")
+            for value in values:
+                if not _VALUE.match(value):
+                    raise ValueError(
+                        f"{factor}: {value!r} must be 1 to 20 letters, digits, dots, dashes and underscores"
+                    )
+            if len({value.lower() for value in values}) < len(values):
+                raise ValueError(f"{factor}: two values have the same name (upper and lower case count as one)")
+        return self
+
+    @property
+    def factors(self) -> dict[str, tuple[str, ...]]:
+        """The names of each factor's values, in the order in which they stand in a condition's name."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name in type(self).model_fields:
+            values = getattr(self, name)
+            if values is not None:
+                found[name] = tuple(f"t{v:g}" if name == "temperature" else str(v) for v in values)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one condition is: everything that is not the arm's and not the level. `words`: the prompts' band, if any."""
+
+    domain: str
+    sampling: Sampling
+    arrivals: Arrivals
+    cache: Cache
+    words: tuple[int, int] | None = None
+
+    @property
+    def natural(self) -> bool:
+        """Real text that ends by itself: without it, acceptance means nothing (docs/statistics.md)."""
+        return not self.sampling.ignore_eos and not self.sampling.min_tokens
+
+
 class Warmup(Section):
     """Requests after each launch whose prompts are never measured."""
 
@@ -387,6 +551,7 @@ class Gates(Section):
     max_failed_share: float = Field(default=0.0, ge=0, le=1)
     require_usage: bool = True
     max_cached_share: float = Field(default=0.5, ge=0, le=1)
+    min_warm_share: float = Field(default=0.5, ge=0, le=1)
     max_client_cpu_share: float = Field(default=0.8, gt=0, le=1)
 
 
@@ -410,6 +575,27 @@ class Stop(Section):
     min_blocks: int = Field(default=3, ge=2)
 
 
+_Choices = Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)]
+
+
+class Tune(Section):
+    """What `breakeven tune` tries (every combination of the values given) and how it searches (docs/tuning.md).
+
+    `arm`: which one; None: the only one that speculates. `eta`: one in so many stays after each round. `first_blocks`:
+    of the first round; later rounds have more as candidates get fewer. `finalists`: stay at the end.
+    """
+
+    arm: str | None = None
+    num_steps: _Choices | None = None
+    eagle_topk: _Choices | None = None
+    num_draft_tokens: _Choices | None = None
+    ngram_min: _Choices | None = None
+    ngram_max: _Choices | None = None
+    eta: int = Field(default=2, ge=2, le=16)
+    first_blocks: int = Field(default=2, ge=1, le=100)
+    finalists: int = Field(default=2, ge=1, le=16)
+
+
 class Assumptions(Section):
     """What `breakeven plan` assumes of a server's speed before anything is measured; no result depends on it.
 
@@ -430,6 +616,13 @@ def _distinct(items: tuple[Any, ...]) -> tuple[Any, ...]:
     return items
 
 
+def _leave_out(section: dict[str, Any], **defaults: Any) -> None:
+    """Drops the fields that say no more than their default."""
+    for name, default in defaults.items():
+        if section[name] == default:
+            del section[name]
+
+
 class Campaign(Section):
     """One campaign file."""
 
@@ -441,6 +634,8 @@ class Campaign(Section):
     arrivals: Arrivals = Arrivals()
     requests: Requests = Requests()
     sampling: Sampling = Sampling()
+    cache: Cache = "cold"
+    conditions: Conditions | None = None
     blocks: int = Field(default=5, ge=1, le=1000)
     seed: int = Field(default=0, ge=0)
     margin: float = Field(default=0.03, gt=0, lt=1)
@@ -454,6 +649,7 @@ class Campaign(Section):
     sentinel: Sentinel | None = None
     stop: Stop = Stop()
     assumptions: Assumptions = Assumptions()
+    tune: Tune | None = None
 
     @field_validator("arms")
     @classmethod
@@ -513,27 +709,94 @@ class Campaign(Section):
         return self
 
     @model_validator(mode="after")
+    def _sessions_fit(self) -> Self:
+        if self.workload.sessions is None:
+            return self
+        if self.open_loop:
+            raise ValueError(
+                "workload.sessions is a closed loop, in which a turn waits for the answer: leave arrivals out"
+            )
+        if self.client.workers > 1:
+            raise ValueError("workload.sessions run in one client process: set client.workers to 1")
+        if self.workload.template != "chat":
+            raise ValueError("workload.sessions need the chat template: a dialogue as plain text has no turns")
+        return self
+
+    @model_validator(mode="after")
     def _sizes(self) -> Self:
         domains = self.workload.domains
         if self.sentinel is not None and domains and self.sentinel.domain not in (None, *domains):
             raise ValueError(
                 f"sentinel.domain {self.sentinel.domain!r} is not one of the domains: {', '.join(domains)}"
             )
-        cells = self.blocks * len(self.arms) * len(self.levels) * len(self.workload.domains or (1,))
+        factors = self.conditions
+        for name, twice in (
+            ("sampling", factors is not None and factors.sampling is not None and self.sampling != Sampling()),
+            ("arrivals", factors is not None and factors.arrivals is not None and self.arrivals != Arrivals()),
+            ("cache", factors is not None and factors.cache is not None and self.cache != "cold"),
+        ):
+            if twice:
+                raise ValueError(f"{name} stands beside conditions.{name}, which replaces it: leave the outer one out")
+        conditions = self.condition_names(self.workload.domains or ("one",))
+        cells = self.blocks * len(self.arms) * len(self.levels) * len(conditions)
         if cells > MAX_CELLS:
-            raise ValueError(f"{cells} cells are more than {MAX_CELLS}: use fewer blocks, levels, arms or domains")
-        if self.sampling.min_tokens is not None and self.sampling.min_tokens > self.workload.max_tokens:
-            raise ValueError(
-                f"sampling.min_tokens ({self.sampling.min_tokens}) is above workload.max_tokens "
-                f"({self.workload.max_tokens})"
-            )
+            raise ValueError(f"{cells} cells are more than {MAX_CELLS}: use fewer blocks, levels, arms or conditions")
+        for sampling in (self.setting(condition).sampling for condition in conditions):
+            if sampling.min_tokens is not None and sampling.min_tokens > self.workload.max_tokens:
+                raise ValueError(
+                    f"sampling.min_tokens ({sampling.min_tokens}) is above workload.max_tokens "
+                    f"({self.workload.max_tokens})"
+                )
         return self
 
-    def requests_at(self, level: int) -> int:
+    @property
+    def factors(self) -> dict[str, tuple[str, ...]]:
+        """The factors besides the domain, and the names of their values; empty where the domain is the only one."""
+        return self.conditions.factors if self.conditions is not None else {}
+
+    def condition_names(self, domains: Iterable[str]) -> list[str]:
+        """Every condition of these domains: the domain's name, or that and a value of each factor, joined by `+`."""
+        values = list(itertools.product(*self.factors.values()))
+        return [JOIN.join((domain, *row)) for domain in domains for row in values]
+
+    def setting(self, condition: str) -> Setting:
+        """What a condition stands for. A name without values (the sentinel's) has the first value of each factor."""
+        domain, *given = condition.split(JOIN)
+        chosen: dict[str, Any] = {}
+        for index, (factor, names) in enumerate(self.factors.items()):
+            values = dict(zip(names, self._values(factor), strict=True))
+            chosen[factor] = values.get(given[index] if index < len(given) else names[0], values[names[0]])
+        sampling: Sampling = chosen.get("sampling", self.sampling)
+        if "temperature" in chosen:
+            sampling = sampling.model_copy(update={"temperature": chosen["temperature"]})
+        return Setting(
+            domain=domain,
+            sampling=sampling,
+            arrivals=chosen.get("arrivals", self.arrivals),
+            cache=chosen.get("cache", self.cache),
+            words=chosen.get("input_words"),
+        )
+
+    def _values(self, factor: str) -> tuple[Any, ...]:
+        values = getattr(self.conditions, factor)
+        return tuple(values.values()) if isinstance(values, dict) else tuple(values)
+
+    @property
+    def open_loop(self) -> bool:
+        """A level is a rate, and not a number of streams; the same in all conditions."""
+        return self.setting(SENTINEL).arrivals.open
+
+    @property
+    def warm(self) -> bool:
+        """A warm prefix cache is declared, for all conditions or for some."""
+        return self.cache == "warm" or (self.conditions is not None and "warm" in (self.conditions.cache or ()))
+
+    def requests_at(self, level: int, condition: str = SENTINEL) -> int:
         """Requests of a cell: by the streams in closed loop, by the rate and the duration in open loop."""
-        if not self.arrivals.open:
+        arrivals = self.setting(condition).arrivals
+        if not arrivals.open:
             return self.requests.at(level)
-        wanted = max(self.requests.min_requests, math.ceil(self.arrivals.rate(level) * self.arrivals.duration_s))
+        wanted = max(self.requests.min_requests, math.ceil(arrivals.rate(level) * arrivals.duration_s))
         return wanted if self.requests.max_requests is None else min(wanted, self.requests.max_requests)
 
     @property
@@ -549,8 +812,27 @@ class Campaign(Section):
 
     @property
     def natural(self) -> bool:
-        """Real text that ends by itself: without it, acceptance means nothing (docs/statistics.md)."""
-        return not self.sampling.ignore_eos and not self.sampling.min_tokens
+        """Real text that ends by itself, in all conditions."""
+        return all(self.setting(condition).natural for condition in self.condition_names(("one",)))
+
+    def resolved(self) -> dict[str, Any]:
+        """The campaign with every default written out, as JSON holds it.
+
+        What asks for nothing and came later than the first run directories is left out, so that a campaign's hash does
+        not change with the version of breakeven.
+        """
+        found = self.model_dump(mode="json")
+        _leave_out(found, conditions=None, tune=None, cache="cold")
+        _leave_out(found["workload"], sessions=None)
+        if not self.warm:
+            del found["gates"]["min_warm_share"]
+        for arm in found["arms"].values():
+            if arm["type"] == "embedded" and isinstance(arm["speculation"], dict):
+                _leave_out(arm["speculation"], schedule=None)
+            if arm["type"] == "attach" and not (arm["start_command"] or arm["stop_command"] or arm["reset_command"]):
+                del arm["command_timeout_s"]
+                _leave_out(arm, start_command=None, stop_command=None, reset_command=None)
+        return found
 
     @property
     def salts_prompts(self) -> bool:

@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from breakeven.lab.campaign import ARM_TYPES, Campaign, Speculation
+from breakeven.lab.campaign import ARM_TYPES, Arrivals, Campaign, Conditions, Sampling, Sessions, Speculation
 from breakeven.lab.engines import EngineArm, EngineSpeculation
 
 MAX_BYTES = 1_000_000
@@ -106,7 +106,16 @@ def _resolve_paths(campaign: Campaign, folder: Path) -> Campaign:
         arrivals = arrivals.model_copy(update={"trace": resolved(arrivals.trace)})
     if client.calibration not in ("quick", "off"):
         client = client.model_copy(update={"calibration": resolved(client.calibration)})
-    return campaign.model_copy(update={"workload": workload, "arrivals": arrivals, "client": client})
+    conditions = campaign.conditions
+    if conditions is not None and conditions.arrivals is not None:
+        named = {
+            name: given.model_copy(update={"trace": resolved(given.trace)})
+            for name, given in conditions.arrivals.items()
+        }
+        conditions = conditions.model_copy(update={"arrivals": named})
+    return campaign.model_copy(
+        update={"workload": workload, "arrivals": arrivals, "client": client, "conditions": conditions}
+    )
 
 
 def parse_campaign(text: str, source: str = "campaign") -> Campaign:
@@ -313,6 +322,12 @@ def _known_fields(path: FieldPath, value: Mapping[str, Any]) -> list[str]:
         model = ARM_TYPES.get(arm.get("type"))
         if len(path) > 2:
             model = EngineSpeculation if model is not None and issubclass(model, EngineArm) else Speculation
+    elif path[:2] in (("conditions", "sampling"), ("conditions", "arrivals")) and len(path) == 3:
+        model = Sampling if path[1] == "sampling" else Arrivals
+    elif path == ("workload", "sessions"):
+        model = Sessions
+    elif path[:1] == ("conditions",):
+        model = Conditions
     elif path:
         field = Campaign.model_fields.get(str(path[0]))
         annotation = field.annotation if field else None

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from breakeven.lab.campaign import Gates
+from breakeven.lab.campaign import Cache, Gates
+from breakeven.lab.client.parse import says_overlong
 from breakeven.lab.client.types import RequestResult, WorkerClock
 
 CLOCK_STEP_MS = 20.0  # a wall clock that gains this on the steady one within a cell, …
@@ -76,8 +77,15 @@ def check_cell(
     start_ns: int,
     end_ns: int,
     client_cpu_s: float,
+    cache: Cache = "cold",
+    fresh: Sequence[RequestResult] | None = None,
 ) -> tuple[str, ...]:
-    """The reasons why a cell is invalid, in plain words; empty for a valid one. `planned`: requests it should have."""
+    """The reasons why a cell is invalid, in plain words; empty for a valid one. `planned`: requests it should have.
+
+    `cache`: what the campaign declares of the prefix cache. A cold one must not be warm, and a warm one not cold.
+    `fresh`: the requests whose prompts a cold cache must not hold; None: all. Of sessions these are the first turns,
+    since a later one finds its own history there.
+    """
     return tuple(
         reason
         for reason in (
@@ -86,7 +94,7 @@ def check_cell(
             _clock(requests, start_ns, end_ns),
             _send_lag(requests, gates),
             _lengths(requests, max_tokens),
-            _cache(requests, gates),
+            _cache(requests if fresh is None else fresh, gates) if cache == "cold" else _cold_cache(requests, gates),
             _client(gates, start_ns, end_ns, client_cpu_s),
         )
         if reason
@@ -105,6 +113,12 @@ def _failures(requests: Sequence[RequestResult], gates: Gates, planned: int) -> 
     if bad:
         first = bad[0]
         words += f"; the first of them, {first.request_id}: {(first.error or f'HTTP {first.http_status}')[:_WORDS]}"
+    overlong = sum(says_overlong(r.error or "") for r in bad)
+    if overlong:
+        words += (
+            f". {overlong} prompts do not fit the server's context: raise its limit, lower max_tokens, or leave those "
+            f"prompts out"
+        )
     return words
 
 
@@ -162,6 +176,18 @@ def _cache(requests: Sequence[RequestResult], gates: Gates) -> str:
     return (
         f"{share:.0%} of the prompt tokens were in the server's prefix cache (allowed: {gates.max_cached_share:.0%}): "
         f"it was not empty, or the prompts share that much"
+    )
+
+
+def _cold_cache(requests: Sequence[RequestResult], gates: Gates) -> str:
+    """A cache declared warm that was not. Where hits are not reported it cannot be told, and a lint says so."""
+    share = cached_share(requests)
+    if share is None or share >= gates.min_warm_share:
+        return ""
+    return (
+        f"the cache is declared warm, and only {share:.0%} of the prompt tokens were in it (asked for: "
+        f"{gates.min_warm_share:.0%}): prefix caching is off, the cache is too small for the cell's prompts, or these "
+        f"are shorter than one of its pages"
     )
 
 

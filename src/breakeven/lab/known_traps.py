@@ -25,7 +25,7 @@ def trap_sentences(campaign: Campaign) -> Iterator[str]:
     """One sentence for each trap of each arm, its name first."""
     for name, arm in campaign.arms.items():
         command, env = started_with(arm)
-        levels = () if campaign.arrivals.open else campaign.levels
+        levels = () if campaign.open_loop else campaign.levels
         for sentence in traps(command, env, sorted(levels)):
             yield f"{name} {sentence}"
         if isinstance(arm, EmbeddedArm) and isinstance(arm.speculation, Speculation):
@@ -43,6 +43,12 @@ def synthetic_arms(campaign: Campaign) -> dict[str, float]:
         if length is not None:
             found[name] = length
     return found
+
+
+def unjudged_arms(campaign: Campaign) -> frozenset[str]:
+    """The arms whose comparison with the baseline gets no verdict, because one side's acceptance is synthetic."""
+    pretending = synthetic_arms(campaign)
+    return frozenset(campaign.arms if campaign.baseline in pretending else pretending) - {campaign.baseline}
 
 
 def why_not_reset(arm: object) -> str:

@@ -21,7 +21,9 @@ from breakeven.lab.engines import EngineArm, EngineSpeculation
 from breakeven.lab.engines.speculation import edges
 from breakeven.lab.known_traps import started_with, trap_sentences
 from breakeven.lab.metrics import CellMetrics, is_valid
+from breakeven.lab.play import turn_of
 from breakeven.lab.records import CellKey, CellRecord
+from breakeven.lab.sent import unlike_prompts
 from breakeven.lab.summary import ALL, AgreementSummary, Lint, Noise, Summary
 from breakeven.lab.texts import COMMON_WORD_SHARE_MIN
 
@@ -56,6 +58,7 @@ def cell_lints(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> list[Lint]:
         unseen_cache(campaign, cells),
         _same(lengths_at_limit(campaign, cells)),
         _same(prompt_tokens(campaign, valid)),
+        _same(unlike_prompts([cell.record for cell in cells], campaign.baseline)),
         _same(sampling_is_greedy(campaign, cells)),
         _same(speculation(campaign, cells)),
         impossible(cells),
@@ -99,6 +102,9 @@ def thresholds(campaign: Campaign) -> Iterator[str]:
         found = set(batch_thresholds(started_with(arm)[0]))
         if isinstance(arm, EngineArm) and isinstance(arm.speculation, EngineSpeculation):
             found |= set(edges(arm.speculation))
+        if isinstance(arm, EmbeddedArm) and isinstance(arm.speculation, Speculation):
+            rows = arm.speculation.schedule or ()
+            found |= {last for (_, last, deep), (_, _, after) in itertools.pairwise(rows) if deep != after}
         for edge in sorted(found):
             below = [level for level in campaign.levels if edge / 2 < level <= edge]
             above = [level for level in campaign.levels if edge < level <= 2 * edge + 1]
@@ -182,8 +188,11 @@ def unseen_cache(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[Lint]:
         blind = [c for c in own if c.metrics.cached_share.value is None]
         if own and len(blind) == len(own):
             how = "resets" if own[0].record.extra.get("cache") == "reset" else "salts"
+            warm = {campaign.setting(c.record.key.condition).cache == "warm" for c in own}
+            rests = [f"that it was cold rests on {how}"] if False in warm else []
+            rests += ["that it was warm, as declared, rests on sending its prompts beforehand"] if True in warm else []
             yield Lint(
-                message=f"{name} does not report hits of its prefix cache: that it was cold rests on {how} alone"
+                message=f"{name} does not report hits of its prefix cache: {' and '.join(rests)} alone"
                 " (vLLM reports them with --enable-prompt-tokens-details)",
                 cells=[],
             )
@@ -191,10 +200,9 @@ def unseen_cache(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[Lint]:
 
 def lengths_at_limit(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[str]:
     """An arm that runs to max_tokens where the baseline stops by itself."""
-    if not campaign.natural:
-        return
+    natural = [c for c in cells if campaign.setting(c.record.key.condition).natural]
     shares = {}
-    for name, own in _by_arm(campaign, cells).items():
+    for name, own in _by_arm(campaign, natural).items():
         reasons = [r.finish_reason for c in own for r in c.record.requests if is_valid(r)]
         if reasons:
             shares[name] = sum(reason == "length" for reason in reasons) / len(reasons)
@@ -216,6 +224,8 @@ def lengths_at_limit(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[str]
 
 def prompt_tokens(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> Iterator[str]:
     """One request must be one prompt in every arm: another template, or a doubled BOS, shows in its token count."""
+    sessions = campaign.workload.sessions
+    own_context = sessions is not None and sessions.answers == "own"  # then only first turns are the same request
     different: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
     for key, cell in valid.items():
         other = valid.get(CellKey(key.block, campaign.baseline, key.condition, key.level))
@@ -226,6 +236,8 @@ def prompt_tokens(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> Iterator
             for r in other.record.requests
         }
         for r in cell.record.requests:
+            if own_context and turn_of(r.request_id) > 1:
+                continue
             base = theirs.get((r.request_id.removeprefix(key.id), r.prompt_id))
             if base is not None and r.prompt_tokens is not None and base != r.prompt_tokens:
                 different[key.arm].append((r.prompt_id, r.prompt_tokens, base))
@@ -239,18 +251,19 @@ def prompt_tokens(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> Iterator
 
 def sampling_is_greedy(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[str]:
     """One prompt under several seeds, always the same text: sampling was asked for and not done."""
-    if not campaign.sampling.temperature or isinstance(campaign.sampling.seed, int):
-        return
-    for name, own in _by_arm(campaign, cells).items():
-        texts: dict[str, list[str]] = defaultdict(list)
+    sampled = {name: campaign.setting(name).sampling for name in {c.record.key.condition for c in cells}}
+    drawn = {name: s for name, s in sampled.items() if s.temperature and not isinstance(s.seed, int)}
+    for name, own in _by_arm(campaign, [c for c in cells if c.record.key.condition in drawn]).items():
+        texts: dict[tuple[str, str, int], list[str]] = defaultdict(list)
         for cell in own:
             for r in cell.record.requests:
                 if is_valid(r) and len(r.text) >= SAME_SAMPLES_CHARACTERS:
-                    texts[r.prompt_id].append(r.text)
+                    texts[cell.record.key.condition, r.prompt_id, turn_of(r.request_id)].append(r.text)
         pairs = [(a, b) for found in texts.values() for a, b in itertools.pairwise(found)]
         if len(pairs) >= SAME_SAMPLES_MIN and all(a == b for a, b in pairs):
             yield (
-                f"{name} gives one text per prompt whatever the seed, at temperature {campaign.sampling.temperature:g}:"
+                f"{name} gives one text per prompt whatever the seed, at temperature "
+                f"{' and '.join(f'{t:g}' for t in sorted({s.temperature or 0.0 for s in drawn.values()}))}:"
                 " it is greedy although sampling was asked for (top_k=1 in the model's generation_config.json does "
                 "that)"
             )
@@ -431,14 +444,19 @@ def noisy_levels(campaign: Campaign, noise: Sequence[Noise]) -> Iterator[str]:
 
 def texts_differ(agreement: Sequence[AgreementSummary]) -> Iterator[str]:
     """Greedy texts that should be the same and are not."""
+    pooled = {row.arm for row in agreement if row.condition == ALL and row.level is None and row.expected}
     for row in agreement:
-        if row.condition != ALL or row.level is not None or not row.expected or row.identical == row.pairs:
+        # Where only some conditions are greedy, these are looked at one by one.
+        if (row.condition == ALL) is not (row.arm in pooled) or row.level is not None:
             continue
+        if not row.expected or row.identical == row.pairs:
+            continue
+        where = "" if row.condition == ALL else f", {row.condition}"
         lengths = f", {row.token_mismatches} of them in length" if row.token_mismatches else ""
         yield (
-            f"{row.arm}: {row.pairs - row.identical} of {row.pairs} greedy answers differ from the baseline's{lengths}."
-            " Lossless speculation changes none; rounding in bf16 changes some even between two launches of one arm, so"
-            " hold it against an arm that repeats the baseline"
+            f"{row.arm}{where}: {row.pairs - row.identical} of {row.pairs} greedy answers differ from the baseline's"
+            f"{lengths}. Lossless speculation changes none; rounding in bf16 changes some even between two launches of "
+            "one arm, so hold it against an arm that repeats the baseline"
         )
 
 

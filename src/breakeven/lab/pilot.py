@@ -93,7 +93,8 @@ def duration_s(campaign: Campaign, schedule: Schedule, pilot: Summary | None = N
         took = cell.metrics["duration"].value
         if took and cell.valid and cell.requests:
             key = CellKey(cell.block, cell.arm, cell.condition, cell.level)
-            wanted = campaign.requests.at(cell.level)
+            played = campaign.workload.sessions is not None  # then a cell counts turns, and the campaign sessions
+            wanted = cell.requests if played else campaign.requests_at(cell.level, cell.condition)
             forecast.cell_took(key, took * wanted / cell.requests)  # the pilot's cells may have been shorter
     return forecast.remaining_s((cell.key for cell in schedule.cells()), len(schedule.launches))
 

@@ -12,13 +12,14 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from breakeven.lab import lints
-from breakeven.lab.campaign import SENTINEL, AttachArm, Campaign
+from breakeven.lab.campaign import JOIN, SENTINEL, AttachArm, Campaign
 from breakeven.lab.design import (
+    CellPromptSelection,
     arm_orders,
     condition_orders,
     level_orders,
@@ -28,6 +29,7 @@ from breakeven.lab.design import (
     stable_shuffle,
 )
 from breakeven.lab.known_traps import trap_sentences, why_not_reset
+from breakeven.lab.play import turns_in
 from breakeven.lab.records import CellKey
 from breakeven.lab.stats.power import smallest_detectable
 from breakeven.lab.workload.arrivals import schedule as arrival_times
@@ -40,6 +42,7 @@ _WARMUP_SHARE = 4  # at most one in so many prompts of a suite is kept for warmi
 _SPARE_WARMUP = Prompt(
     "warmup", "warmup", ({"role": "user", "content": "Describe a lighthouse in winter, in a few sentences."},)
 )
+_ASSUMED_TURNS = 3  # of a session
 _STOP_S = 1.0  # assumed for ending a server
 
 
@@ -68,7 +71,10 @@ class PlannedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Everything that will be measured, in order. `notes`: what the reader should know of it, in plain words."""
+    """Everything that will be measured, in order. `notes`: what the reader should know of it, in plain words.
+
+    `suites`: by domain, of which a condition's name is the first part.
+    """
 
     launches: tuple[PlannedLaunch, ...]
     conditions: tuple[str, ...]
@@ -81,7 +87,7 @@ class Schedule:
         return itertools.chain.from_iterable(launch.cells for launch in self.launches)
 
     def prompt(self, condition: str, prompt_id: str) -> Prompt:
-        return next(p for p in self.suites[condition].prompts if p.id == prompt_id)
+        return next(p for p in self.suites[condition.split(JOIN)[0]].prompts if p.id == prompt_id)
 
 
 def load_suites(campaign: Campaign) -> dict[str, Suite]:
@@ -121,17 +127,22 @@ def load_suites(campaign: Campaign) -> dict[str, Suite]:
 def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
     """Lays out blocks, launches and cells.
 
-    Raises PromptError where names of arms and domains collide, or where a trace of arrivals cannot be read.
+    Conditions that differ by a factor alone (temperature, cache, arrivals) have the same prompts in the same block, so
+    that the factor's effect is paired; their seeds are their own.
+
+    Raises PromptError where names of arms and domains collide, where a band of lengths holds no prompt, or where a
+    trace of arrivals cannot be read.
     """
-    trace = None if campaign.arrivals.trace is None else read_trace(campaign.arrivals.trace)
-    conditions = tuple(suites)
+    conditions = tuple(campaign.condition_names(suites))
+    if campaign.workload.sessions is not None:
+        suites = {name: _of_several_turns(suite) for name, suite in suites.items()}
+    traces = _traces(campaign, conditions)
     blocks, seed = campaign.blocks, campaign.seed
     warmup, measured_ids = _keep_for_warmup(campaign, suites)
     sentinel = _keep_for_sentinel(campaign, suites, measured_ids)
     if sentinel is not None:
         suites = {**suites, SENTINEL: sentinel}
-    needs = {level: campaign.requests_at(level) for level in campaign.levels}
-    chosen = {name: select_cell_prompts(measured_ids[name], needs, blocks, seed) for name in conditions}
+    chosen = _choose(campaign, conditions, suites, measured_ids)
     arms = arm_orders(list(campaign.arms), blocks, seed)
     levels = level_orders(campaign.levels, blocks, seed)
     order = condition_orders(conditions, blocks, seed)
@@ -141,9 +152,11 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
             arm,
             position,
             (
-                *(_sentinel_cell(campaign, block, arm, sentinel, trace) if sentinel is not None else ()),
+                *(_sentinel_cell(campaign, block, arm, sentinel, traces) if sentinel is not None else ()),
                 *(
-                    _cell(campaign, CellKey(block, arm, condition, level), chosen[condition].cells[block][level], trace)
+                    _cell(
+                        campaign, CellKey(block, arm, condition, level), chosen[condition].cells[block][level], traces
+                    )
                     for condition in order[block]
                     for level in levels[block]
                 ),
@@ -165,23 +178,89 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
             f"prompts carry a salt in their first message, because the prefix cache of {', '.join(unresettable)} is "
             f"not reset ({why})"
         )
+    if campaign.warm:
+        notes.append(
+            f"declared warm cache: each warm cell's prompts are sent once, before it, for a single token; a cell in "
+            f"which less than {campaign.gates.min_warm_share:.0%} of the prompt tokens is then in the cache is invalid"
+        )
+    sessions = campaign.workload.sessions
+    if sessions is not None:
+        turns = [turns_in(prompt, sessions) for name in dict.fromkeys(c.split(JOIN)[0] for c in conditions)
+                 for prompt in suites[name].prompts]  # fmt: skip
+        notes.append(
+            f"sessions: {len(turns)} prompts of several turns ({sum(turns) / len(turns):.1f} on average) are played "
+            f"turn by turn; a level is a number of sessions in play, and requests are counted in sessions"
+        )
     notes += [*trap_sentences(campaign), *lints.thresholds(campaign), *lints.unlike_metrics(campaign)]
-    sha256 = _hash(campaign, suites, launches, warmup, trace)
+    sha256 = _hash(campaign, suites, launches, warmup, traces)
     return Schedule(launches, conditions, dict(suites), warmup, tuple(notes), sha256)
 
 
-def _cell(campaign: Campaign, key: CellKey, prompt_ids: tuple[str, ...], trace: Trace | None) -> PlannedCell:
-    wanted = campaign.sampling.seed
+def _traces(campaign: Campaign, conditions: Sequence[str]) -> dict[str, Trace]:
+    """The recorded arrivals that the conditions follow, by path."""
+    paths = (campaign.setting(condition).arrivals.trace for condition in conditions)
+    return {path: read_trace(path) for path in dict.fromkeys(paths) if path is not None}
+
+
+def _choose(
+    campaign: Campaign,
+    conditions: Sequence[str],
+    suites: Mapping[str, Suite],
+    measured_ids: Mapping[str, Sequence[str]],
+) -> dict[str, CellPromptSelection]:
+    """The prompts of each condition's cells; the same for conditions with one domain, band and number of requests."""
+    drawn: dict[tuple[object, ...], CellPromptSelection] = {}
+    chosen = {}
+    for condition in conditions:
+        setting = campaign.setting(condition)
+        needs = {level: campaign.requests_at(level, condition) for level in campaign.levels}
+        same = (setting.domain, setting.words, tuple(needs.items()))
+        if same not in drawn:
+            ids = _within(suites[setting.domain], measured_ids[setting.domain], setting.words)
+            drawn[same] = select_cell_prompts(ids, needs, campaign.blocks, campaign.seed)
+        chosen[condition] = drawn[same]
+    return chosen
+
+
+def _of_several_turns(suite: Suite) -> Suite:
+    """The prompts that can be played. PromptError if none can."""
+    several = [p for p in suite.prompts if sum(message["role"] == "user" for message in p.messages) > 1]
+    if not several:
+        raise PromptError(
+            f"{suite.name} has no prompt of several turns, so there is no session to play: take the agentic suite, or "
+            f"files of dialogues (sharegpt, swe-bench)"
+        )
+    return make_suite(suite.name, several)
+
+
+def _within(suite: Suite, ids: Sequence[str], words: tuple[int, int] | None) -> Sequence[str]:
+    """The ids of the prompts whose messages have that many words together. PromptError if there are none."""
+    if words is None:
+        return ids
+    wanted = set(ids)
+    lengths = {p.id: sum(len(m["content"].split()) for m in p.messages) for p in suite.prompts if p.id in wanted}
+    found = [name for name in ids if words[0] <= lengths[name] <= words[1]]
+    if not found:
+        raise PromptError(
+            f"{suite.name} has no prompt of {words[0]} to {words[1]} words: they have {min(lengths.values())} to "
+            f"{max(lengths.values())}; choose another band, or a suite of that length (breakeven's retrieval suites)"
+        )
+    return found
+
+
+def _cell(campaign: Campaign, key: CellKey, prompt_ids: tuple[str, ...], traces: Mapping[str, Trace]) -> PlannedCell:
+    wanted = campaign.setting(key.condition).sampling.seed
     seeds = tuple(
         request_seed(campaign.seed, key.block, key.condition, key.level, index) if wanted == "per_request" else wanted
         for index in range(len(prompt_ids))
     )
-    return PlannedCell(key, prompt_ids, seeds, _offsets(campaign, key, len(prompt_ids), trace))
+    return PlannedCell(key, prompt_ids, seeds, _offsets(campaign, key, len(prompt_ids), traces))
 
 
-def _offsets(campaign: Campaign, key: CellKey, count: int, trace: Trace | None) -> tuple[float, ...] | None:
+def _offsets(campaign: Campaign, key: CellKey, count: int, traces: Mapping[str, Trace]) -> tuple[float, ...] | None:
     """The cell's arrivals: fresh in each block, the same for all its arms."""
-    arrivals = campaign.arrivals
+    arrivals = campaign.setting(key.condition).arrivals
+    trace = traces[arrivals.trace] if arrivals.trace is not None else None
     if arrivals.process == "closed":
         return None
     return arrival_times(
@@ -195,11 +274,13 @@ def _offsets(campaign: Campaign, key: CellKey, count: int, trace: Trace | None) 
     )
 
 
-def _sentinel_cell(campaign: Campaign, block: int, arm: str, suite: Suite, trace: Trace | None) -> tuple[PlannedCell]:
+def _sentinel_cell(
+    campaign: Campaign, block: int, arm: str, suite: Suite, traces: Mapping[str, Trace]
+) -> tuple[PlannedCell]:
     """The same prompts and seeds in every block and arm."""
     count = max(campaign.sentinel.requests if campaign.sentinel else 0, campaign.sentinel_level)
     ids = tuple(itertools.islice(itertools.cycle(prompt.id for prompt in suite.prompts), count))
-    first = _cell(campaign, CellKey(0, arm, SENTINEL, campaign.sentinel_level), ids, trace)
+    first = _cell(campaign, CellKey(0, arm, SENTINEL, campaign.sentinel_level), ids, traces)
     return (replace(first, key=CellKey(block, arm, SENTINEL, campaign.sentinel_level)),)
 
 
@@ -242,7 +323,7 @@ def _hash(
     suites: Mapping[str, Suite],
     launches: Iterable[PlannedLaunch],
     warmup: Iterable[Prompt],
-    trace: Trace | None,
+    traces: Mapping[str, Trace],
 ) -> str:
     content: dict[str, Any] = {
         "suites": {name: suite.sha256 for name, suite in suites.items()},
@@ -252,8 +333,20 @@ def _hash(
     }
     if campaign.arrivals.open:  # its offsets follow from these
         content["arrivals"] = campaign.arrivals.model_dump(mode="json", exclude={"trace"})
-        content["trace"] = trace.sha256 if trace else None
+        content["trace"] = _trace_hash(campaign.arrivals.trace, traces)
+    if campaign.workload.sessions is not None:
+        content["sessions"] = campaign.workload.sessions.model_dump(mode="json")
+    if campaign.conditions is not None:
+        named = (campaign.conditions.arrivals or {}).items()
+        content["conditions"] = campaign.conditions.model_dump(mode="json", exclude={"arrivals"}) | {
+            name: [arrivals.model_dump(mode="json", exclude={"trace"}), _trace_hash(arrivals.trace, traces)]
+            for name, arrivals in named
+        }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _trace_hash(path: str | None, traces: Mapping[str, Trace]) -> str | None:
+    return traces[path].sha256 if path is not None and path in traces else None
 
 
 def cell_salt(campaign: Campaign, key: CellKey, run_id: str) -> str:
@@ -284,15 +377,19 @@ def detectable(campaign: Campaign) -> list[tuple[float, float]]:
     return found
 
 
-def assumed_cell_s(campaign: Campaign, level: int) -> float:
+def assumed_cell_s(campaign: Campaign, level: int, condition: str = SENTINEL) -> float:
     """How long a cell takes under the campaign's assumptions, every answer being max_tokens long."""
-    requests = campaign.requests_at(level)
-    tokens = requests * campaign.workload.max_tokens
-    if not campaign.arrivals.open:
-        return tokens / _assumed_rate(campaign, min(level, requests))
+    requests, arrivals = campaign.requests_at(level, condition), campaign.setting(condition).arrivals
+    sessions = campaign.workload.sessions
+    turns = min(_ASSUMED_TURNS, sessions.max_turns or _ASSUMED_TURNS) if sessions is not None else 1
+    tokens = requests * turns * campaign.workload.max_tokens
+    if not arrivals.open:
+        streams = min(level, requests)
+        thinking = sessions.think_s * (turns - 1) * requests / streams if sessions is not None else 0.0
+        return tokens / _assumed_rate(campaign, streams) + thinking
     # No sooner than the last arrival and its answer, and no sooner than a saturated server gets through them.
     alone = campaign.workload.max_tokens / _assumed_rate(campaign, 1)
-    return max(requests / campaign.arrivals.rate(level) + alone, tokens / _assumed_rate(campaign, requests))
+    return max(requests / arrivals.rate(level) + alone, tokens / _assumed_rate(campaign, requests))
 
 
 def assumed_launch_s(campaign: Campaign) -> float:
@@ -327,7 +424,7 @@ class Forecast:
         seen = self._cells.get((key.arm, key.condition, key.level))
         if seen:
             return sum(seen) / len(seen)
-        return assumed_cell_s(self.campaign, key.level) * self._scale()
+        return assumed_cell_s(self.campaign, key.level, key.condition) * self._scale()
 
     def launch_s(self) -> float:
         return sum(self._launches) / len(self._launches) if self._launches else assumed_launch_s(self.campaign)
@@ -337,7 +434,7 @@ class Forecast:
 
     def _scale(self) -> float:
         measured = assumed = 0.0
-        for (_, _, level), seen in self._cells.items():
+        for (_, condition, level), seen in self._cells.items():
             measured += sum(seen)
-            assumed += len(seen) * assumed_cell_s(self.campaign, level)
+            assumed += len(seen) * assumed_cell_s(self.campaign, level, condition)
         return measured / assumed if assumed else 1.0

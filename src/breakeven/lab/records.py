@@ -23,13 +23,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from breakeven.lab.campaign import Campaign
+from breakeven.lab.campaign import SENTINEL, Campaign
 from breakeven.lab.client.types import Chunk, RequestResult
 
 SCHEMA_VERSION = 1
 _TEMPORARY = ".tmp-"
 _RESERVE = ".reserve"
-_ID = re.compile(r"b\d{2,}-[A-Za-z0-9][A-Za-z0-9._-]*-c\d{3,}\Z")
+_ID = re.compile(r"b\d{2,}-[A-Za-z0-9][A-Za-z0-9._+-]*-c\d{3,}\Z")
 
 _REQUESTS = pa.schema(
     [
@@ -74,7 +74,10 @@ class RunLockedError(RecordError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class CellKey:
-    """What a cell is: one arm under one condition (prompt domain) at one level (streams) in one block (from 0)."""
+    """What a cell is: one arm under one condition at one level (streams, or a rate) in one block (from 0).
+
+    A condition is a prompt domain, or that and a value of each further factor (`Campaign.setting` reads its name).
+    """
 
     block: int
     arm: str
@@ -396,12 +399,13 @@ class RunDirectory:
     def _key_by_name(self, name: str) -> CellKey:
         """The key of a cell from its folder's name, which holds it but for dashes in the names of arms and domains."""
         domains = self.campaign.workload.domains
+        known = None if domains is None else set(self.campaign.condition_names((*domains, SENTINEL))) | {SENTINEL}
         block, _, rest = name.partition("-")
         middle, _, level = rest.rpartition("-c")
         found = [
             CellKey(int(block[1:]), arm, middle[len(arm) + 1 :], int(level))
             for arm in self.campaign.arms
-            if middle.startswith(arm + "-") and (domains is None or middle[len(arm) + 1 :] in domains)
+            if middle.startswith(arm + "-") and (known is None or middle[len(arm) + 1 :] in known)
         ]
         if len(found) == 1:
             return found[0]

@@ -7,6 +7,7 @@ of a server that did not start are recorded as invalid and are tried again when 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,11 +19,14 @@ from breakeven.lab.arms import Arm, Probe, ProcessIdentity, Ready, ResetError, S
 from breakeven.lab.arms.process import kill_leftover
 from breakeven.lab.arms.prometheus import Rise, rise
 from breakeven.lab.calibration import CalibrationError, Capacity, quick, read_capacity
-from breakeven.lab.campaign import Campaign
+from breakeven.lab.campaign import SENTINEL, Campaign, Sessions
+from breakeven.lab.client.backend import LoadBackend
 from breakeven.lab.client.make import make_client
 from breakeven.lab.client.parse import parse_exchange
-from breakeven.lab.client.types import LoadBackend, LoadResult, RequestResult, RequestSpec
+from breakeven.lab.client.sessions import Messages, Session
+from breakeven.lab.client.types import LoadResult, RequestResult, RequestSpec
 from breakeven.lab.client.workers import LoadClient, WorkerError
+from breakeven.lab.design import stable_hash
 from breakeven.lab.events import (
     CellBegan,
     CellEnded,
@@ -38,8 +42,9 @@ from breakeven.lab.events import (
 from breakeven.lab.known_traps import trap_sentences
 from breakeven.lab.load import load_figures
 from breakeven.lab.plan import PlannedCell, PlannedLaunch, Schedule, cell_salt
+from breakeven.lab.play import session_of, turn_of, turn_seed, turns_in
 from breakeven.lab.records import CellKey, CellRecord, RecordError, RunDirectory
-from breakeven.lab.stopping import stop_after
+from breakeven.lab.stopping import Looks
 from breakeven.lab.workload.prompt import Prompt, salted
 from breakeven.lab.workload.request import chat_body, completion_body
 
@@ -73,6 +78,33 @@ class Outcome:
     stopped: bool = False  # by a server's death
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a cell sends: requests that are ready, or sessions, whose requests are made and noted as they are played."""
+
+    specs: Sequence[RequestSpec]
+    sessions: Sequence[Session]
+    body: Callable[[Messages, str], bytes]
+    made: Mapping[str, tuple[str, bytes]]  # request → prompt and body, of sessions
+
+    def sent(self) -> list[tuple[str, str, bytes]]:
+        """(request, prompt, body) in the cell's order, whatever the order of sending was."""
+        if not self.sessions:
+            return [(spec.request_id, spec.prompt_id, spec.body) for spec in self.specs]
+        return [(name, *self.made[name]) for name in sorted(self.made, key=self.position)]
+
+    def position(self, request_id: str) -> tuple[int, str, int]:
+        """Where a request stands in the cell: its name ends in its number, and in a session in that of its turn."""
+        name = request_id.rpartition("/")[0] if self.sessions else request_id
+        return len(name), name, turn_of(request_id)
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for _, _, body in self.sent():
+            digest.update(body + b"\n")
+        return digest.hexdigest()
+
+
 @dataclass(slots=True)
 class _Launch:
     """A launch under way."""
@@ -82,6 +114,7 @@ class _Launch:
     number: int  # of this arm in this block, from 1: more than one after a death or a resumption
     ready: Ready | None = None
     cells_s: float = 0.0
+    tokenizes: bool = True  # until the server has shown that it cannot
 
 
 def prepare(
@@ -113,7 +146,9 @@ def check_requests(campaign: Campaign) -> None:
     """ValueError if the campaign's requests cannot be written, such as for an extra_body that overrides a field."""
     make = chat_body if campaign.workload.template == "chat" else completion_body
     workload = campaign.workload
-    make(_PROBE_PROMPT, "model", campaign.sampling.fields(), workload.max_tokens, None, workload.extra_body)
+    for condition in (SENTINEL, *campaign.condition_names(("one",))):
+        fields = campaign.setting(condition).sampling.fields()
+        make(_PROBE_PROMPT, "model", fields, workload.max_tokens, None, workload.extra_body)
 
 
 def check_resumable(run: RunDirectory, campaign: Campaign, schedule: Schedule) -> None:
@@ -144,8 +179,12 @@ class CampaignRunner:
     _start_failures: list[str] = field(default_factory=list)
     _invalid: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _client: LoadBackend = field(default_factory=LoadClient)
+    _looks: Looks = field(init=False)
     _capacity: Capacity | None = None
     _capacity_note: str = "not calibrated (client.calibration: off)"
+
+    def __post_init__(self) -> None:
+        self._looks = Looks(self.run)
 
     def execute(self) -> Outcome:
         """Measures every cell that is not on disk yet. No server is left running, however it ends.
@@ -199,7 +238,7 @@ class CampaignRunner:
 
     def _ends_before(self, block: int, *, new: bool) -> bool:
         """Does the campaign's stopping rule say that the blocks so far are enough? Asked once at each new block."""
-        if not new or not stop_after(self.run, block):
+        if not new or not self._looks.enough(block):
             return False
         self.run.journal("run_decided", blocks=block)
         self.on_event(
@@ -380,7 +419,7 @@ class CampaignRunner:
         warm = self.campaign.warmup
         limit = min(warm.max_tokens, self.campaign.workload.max_tokens)
         specs = [
-            RequestSpec(f"warmup-{index}", prompt.id, self._body(launch, prompt, None, limit))
+            RequestSpec(f"warmup-{index}", prompt.id, self._body(launch, prompt, SENTINEL, None, limit))
             for index, prompt in enumerate(prompts)
         ]
         try:
@@ -404,7 +443,7 @@ class CampaignRunner:
 
     def _cell(self, launch: _Launch, cell: PlannedCell) -> str:
         """Measures one cell and writes it. Returns how the server died, empty if it lives."""
-        requests = len(cell.prompt_ids)
+        requests = self._planned(cell)
         tokens = requests * self.campaign.workload.max_tokens
         self.run.reserve(_CELL_BYTES + requests * _REQUEST_BYTES + tokens * _TOKEN_BYTES)
         began = time.monotonic()
@@ -422,7 +461,8 @@ class CampaignRunner:
 
     def _measure(self, launch: _Launch, cell: PlannedCell) -> CellRecord:
         arm, key, campaign = launch.arm, cell.key, self.campaign
-        specs, salt, bodies_sha256 = self._requests(launch, cell)
+        salt = self._salt(key)
+        asked = self._requests(launch, cell, salt)
         before = environment.moment()
         wall, steady = _clocks()
         if arm.can_reset:
@@ -430,24 +470,26 @@ class CampaignRunner:
                 arm.reset()
             except ResetError as problem:
                 return _unmeasured(key, f"not measured: {problem}")
-        counters_before = arm.counters()
         try:
-            load = self._send(arm, key, specs)
+            filled = self._fill_cache(launch, cell, salt)
+            counters_before = arm.counters()
+            load = self._send(arm, key, asked)
         except WorkerError as problem:
             return _unmeasured(key, f"not measured: {self._workers_failed(problem)}")
         counters = _rise(counters_before, arm)
-        position = {spec.request_id: index for index, spec in enumerate(specs)}
         results: tuple[RequestResult, ...] = tuple(
-            sorted(map(parse_exchange, load.exchanges), key=lambda r: position[r.request_id])
+            sorted(map(parse_exchange, load.exchanges), key=lambda r: asked.position(r.request_id))
         )
         invalid = gates.check_cell(
             results,
             campaign.gates,
-            planned=len(specs),
+            planned=self._planned(cell),
             max_tokens=campaign.workload.max_tokens,
             start_ns=load.start_ns,
             end_ns=load.end_ns,
             client_cpu_s=max(load.worker_cpu_s),
+            cache=campaign.setting(key.condition).cache,
+            fresh=None if campaign.workload.sessions is None else [r for r in results if turn_of(r.request_id) == 1],
         )
         figures = load_figures(results)
         if counters.restarted:
@@ -476,7 +518,10 @@ class CampaignRunner:
                 "ready_s": launch.ready.seconds if launch.ready else None,
                 "cache": "reset" if arm.can_reset else "salted",
                 "salt": salt,
-                "bodies_sha256": bodies_sha256,
+                **filled,
+                "sampling": self._sampling_sent(key.condition),
+                "rendered": self._rendered(launch, asked),
+                "bodies_sha256": asked.sha256(),
                 "clock": load.clock,
                 "client_cpu_share": max(load.worker_cpu_s) / seconds,  # of the busiest process
                 "client": self._client_figures(figures.events, figures.events_per_s, load),
@@ -488,14 +533,79 @@ class CampaignRunner:
             },
         )
 
-    def _send(self, arm: Arm, key: CellKey, specs: Sequence[RequestSpec]) -> LoadResult:
+    def _fill_cache(self, launch: _Launch, cell: PlannedCell, salt: str | None) -> dict[str, Any]:
+        """In a cell whose cache is declared warm, sends each of its prompts once, for a single token.
+
+        Returns what the cell's record says of it; empty for a cold cell. Whether it worked is the gate's to judge.
+        """
+        key = cell.key
+        if self.campaign.setting(key.condition).cache == "cold":
+            return {}
+        specs = [
+            RequestSpec(f"{key.id}-fill-{index:05d}", prompt_id, self._body(launch, prompt, key.condition, None, 1))
+            for index, prompt_id in enumerate(dict.fromkeys(cell.prompt_ids))
+            for prompt in [self._prompt(key, prompt_id, salt)]
+        ]
+        load = self._client.closed_loop(
+            launch.arm.endpoint(self._route),
+            specs,
+            min(len(specs), key.level),
+            timeout_s=self.campaign.workload.request_timeout_s,
+            should_stop=_watch(launch.arm),
+        )
+        bad = sum(gates.failed(result) for result in map(parse_exchange, load.exchanges))
+        return {"cache_regime": "warm", "cache_fill_requests": len(specs), "cache_fill_failed": bad}
+
+    def _sampling_sent(self, condition: str) -> dict[str, Any]:
+        """What the cell's requests say of how tokens are chosen; whatever is not named here is the server's default."""
+        workload, sampling = self.campaign.workload, self.campaign.setting(condition).sampling
+        return {
+            "fields": {**sampling.fields(), "max_tokens": workload.max_tokens},
+            "seed": sampling.seed,
+            "extra_body": dict(workload.extra_body),
+            "template": workload.template,
+        }
+
+    def _rendered(self, launch: _Launch, asked: _Asked) -> dict[str, Any]:
+        """A hash of what the server's template made of the cell's prompts, asked for after the cell.
+
+        By the server's own /tokenize: token ids, so that BOS and the template's arguments count. The hash is over the
+        ids of each distinct prompt in the order of first use, one JSON list a line. Of sessions whose context is what
+        the model itself said, the first turns: the others are no arm's but its own.
+        """
+        digest, seen = hashlib.sha256(), set()
+        sessions = self.campaign.workload.sessions
+        first_only = sessions is not None and sessions.answers == "own"
+        for request_id, prompt_id, body in asked.sent():
+            turn = turn_of(request_id)
+            if (prompt_id, turn) in seen or (first_only and turn > 1):
+                continue
+            ids = launch.arm.tokenize(json.loads(body)) if launch.tokenizes else None
+            if ids is None:
+                launch.tokenizes = False
+                return {"sha256": None, "note": "the server does not tell its prompts' token ids (/tokenize)"}
+            seen.add((prompt_id, turn))
+            digest.update(json.dumps(ids).encode() + b"\n")
+        return {"sha256": digest.hexdigest(), "prompts": len(seen)}
+
+    def _send(self, arm: Arm, key: CellKey, asked: _Asked) -> LoadResult:
         timeout_s = self.campaign.workload.request_timeout_s
 
         def on_progress(done: int, failed: int) -> None:
             self.on_event(CellProgress(key, done, failed))
 
-        endpoint = arm.endpoint(self._route)
-        if self.campaign.arrivals.open:
+        endpoint, specs = arm.endpoint(self._route), asked.specs
+        if asked.sessions:
+            return self._client.sessions(
+                endpoint,
+                asked.sessions,
+                key.level,
+                asked.body,
+                timeout_s=timeout_s,
+                on_progress=on_progress,
+                should_stop=_watch(arm),
+            )
+        if self.campaign.open_loop:
             ahead = min(len(specs), _AHEAD)
             return self._client.open_loop(
                 endpoint,
@@ -526,33 +636,77 @@ class CampaignRunner:
     def _route(self) -> str:
         return ROUTES[self.campaign.workload.template]
 
-    def _requests(self, launch: _Launch, cell: PlannedCell) -> tuple[list[RequestSpec], str | None, str]:
-        salt = None
-        if self.campaign.salts_prompts:
-            salt = cell_salt(self.campaign, cell.key, str(self.run.environment.get("run_id", "")))
-        specs = []
-        digest = hashlib.sha256()
-        for index, (prompt_id, seed) in enumerate(zip(cell.prompt_ids, cell.seeds, strict=True)):
-            prompt = self.schedule.prompt(cell.key.condition, prompt_id)
-            body = self._body(launch, salted(prompt, salt) if salt else prompt, seed)
-            digest.update(body + b"\n")
-            offset = cell.offsets[index] if cell.offsets is not None else None
-            specs.append(RequestSpec(f"{cell.key.id}-{index:05d}", prompt_id, body, offset))
-        return specs, salt, digest.hexdigest()
+    def _planned(self, cell: PlannedCell) -> int:
+        """Requests of a cell; of sessions, their turns."""
+        sessions = self.campaign.workload.sessions
+        if sessions is None:
+            return len(cell.prompt_ids)
+        return sum(turns_in(self.schedule.prompt(cell.key.condition, name), sessions) for name in cell.prompt_ids)
 
-    def _body(self, launch: _Launch, prompt: Prompt, seed: int | None, max_tokens: int | None = None) -> bytes:
+    def _salt(self, key: CellKey) -> str | None:
+        if not self.campaign.salts_prompts:
+            return None
+        return cell_salt(self.campaign, key, str(self.run.environment.get("run_id", "")))
+
+    def _requests(self, launch: _Launch, cell: PlannedCell, salt: str | None) -> _Asked:
+        key, played = cell.key, self.campaign.workload.sessions
+        if played is not None:
+            return self._dialogues(launch, cell, salt, played)
+        specs = []
+        for index, (prompt_id, seed) in enumerate(zip(cell.prompt_ids, cell.seeds, strict=True)):
+            body = self._body(launch, self._prompt(key, prompt_id, salt), key.condition, seed)
+            offset = cell.offsets[index] if cell.offsets is not None else None
+            specs.append(RequestSpec(f"{key.id}-{index:05d}", prompt_id, body, offset))
+        return _Asked(specs, (), lambda messages, name: b"", {})
+
+    def _dialogues(self, launch: _Launch, cell: PlannedCell, salt: str | None, played: Sessions) -> _Asked:
+        """The cell's sessions. Bodies are made as they are played, and kept for their hashes."""
+        key, campaign = cell.key, self.campaign
+        sessions, seeds = [], {}
+        for index, (prompt_id, seed) in enumerate(zip(cell.prompt_ids, cell.seeds, strict=True)):
+            name = f"{key.id}-{index:05d}"
+            draw = stable_hash("session", campaign.seed, key.block, key.condition, key.level, index)
+            sessions.append(session_of(self._prompt(key, prompt_id, salt), name, played, draw))
+            seeds[name] = seed
+        per_request = campaign.setting(key.condition).sampling.seed == "per_request"
+        bodies: dict[str, tuple[str, bytes]] = {}
+        prompt_ids = {session.id: session.prompt_id or session.id for session in sessions}
+
+        def body(messages: Messages, name: str) -> bytes:
+            session_id = name.rpartition("/")[0]
+            seed = turn_seed(seeds[session_id], turn_of(name), per_request=per_request)
+            prompt = Prompt(prompt_ids[session_id], "session", tuple(messages))
+            made = self._body(launch, prompt, key.condition, seed)
+            bodies[name] = (prompt.id, made)
+            return made
+
+        return _Asked([], tuple(sessions), body, bodies)
+
+    def _prompt(self, key: CellKey, prompt_id: str, salt: str | None) -> Prompt:
+        prompt = self.schedule.prompt(key.condition, prompt_id)
+        return salted(prompt, salt) if salt else prompt
+
+    def _body(
+        self, launch: _Launch, prompt: Prompt, condition: str, seed: int | None, max_tokens: int | None = None
+    ) -> bytes:
         assert launch.ready is not None
-        return self._build(launch.ready.model, prompt, seed, max_tokens, launch.arm.continuous_usage)
+        return self._build(launch.ready.model, prompt, condition, seed, max_tokens, launch.arm.continuous_usage)
 
     def _probe(self) -> Probe:
         # Without continuous usage: a server that refuses the option should say so in the first cell, with its words.
-        return Probe(self._route, lambda model: self._build(model, _PROBE_PROMPT, None, _PROBE_TOKENS, False))
+        return Probe(self._route, lambda model: self._build(model, _PROBE_PROMPT, SENTINEL, None, _PROBE_TOKENS, False))
 
     def _build(
-        self, model: str, prompt: Prompt, seed: int | None, max_tokens: int | None, continuous_usage: bool
+        self,
+        model: str,
+        prompt: Prompt,
+        condition: str,
+        seed: int | None,
+        max_tokens: int | None,
+        continuous_usage: bool,
     ) -> bytes:
         workload = self.campaign.workload
-        sampling = self.campaign.sampling.fields()
+        sampling = self.campaign.setting(condition).sampling.fields()
         if max_tokens is not None:  # not a measured request, and shorter than min_tokens may ask for
             sampling.pop("min_tokens", None)
         make = chat_body if workload.template == "chat" else completion_body

@@ -29,6 +29,18 @@ def servers(journal: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {arm: facts for arm, facts in found.items() if set(facts) - {"version"}}
 
 
+def leftovers(journal: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What servers left behind that the next one had to live with, as sentences; main memory is shared with others."""
+    return [
+        f"{event.get('arm')} in block {event.get('block')} did not leave the machine as it was: {problem}. What was "
+        "launched after it may have suffered"
+        for event in journal
+        if event.get("event") == "arm_stopped"
+        for problem in event.get("problems") or ()
+        if "less memory is free" not in str(problem)
+    ]
+
+
 def _facts(event: Mapping[str, Any]) -> dict[str, Any]:
     told = event.get("server")
     facts = {name: value for name, value in told.items() if name != "errors"} if isinstance(told, Mapping) else {}

@@ -7,11 +7,16 @@ each block costs nothing in errors; how many blocks it took is no secret and no 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from breakeven.lab.campaign import Campaign
 from breakeven.lab.records import RunDirectory
 from breakeven.lab.stats.ratio import Estimator, ratio_from_logs, sequence_ratio
 from breakeven.lab.summary import Comparison
+
+if TYPE_CHECKING:
+    from breakeven.lab.reduced import ReducedCell
 
 
 def estimator(campaign: Campaign) -> Estimator:
@@ -27,15 +32,42 @@ def decided(campaign: Campaign, comparisons: Collection[Comparison], blocks: int
     return bool(primary) and all(c.verdict != "undecided" for c in primary)
 
 
-def stop_after(run: RunDirectory, blocks: int) -> bool:
-    """As `decided`, from the cells on disk of the first `blocks` blocks; what later blocks hold is not looked at."""
-    from breakeven.lab.analysis import AnalysisError, summarise  # which imports this module
+class Looks:
+    """Looks at a run after its blocks. Each reads the cells that no earlier look has read, and keeps their figures."""
 
-    campaign = run.campaign
-    if campaign.stop.rule != "confidence_sequence" or blocks < campaign.stop.min_blocks:
-        return False
-    try:  # one cell is held at a time
-        summary = summarise(campaign, {}, (record for record in run.read_cells() if record.key.block < blocks))
-    except AnalysisError:
-        return False
-    return decided(campaign, summary.comparisons, blocks)
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._seen: dict[str, ReducedCell] = {}
+
+    def enough(self, blocks: int) -> bool:
+        """As `decided`, from the cells on disk of the first `blocks` blocks; what later blocks hold is not looked at.
+
+        Only the primary family is computed. RecordError for a cell whose files are damaged.
+        """
+        from breakeven.lab.analysis import AnalysisError, primary_comparisons  # which imports this module
+
+        campaign = self._run.campaign
+        if campaign.stop.rule != "confidence_sequence" or blocks < campaign.stop.min_blocks:
+            return False
+        try:
+            return decided(campaign, primary_comparisons(campaign, self._cells(blocks)), blocks)
+        except AnalysisError:
+            return False
+
+    def _cells(self, blocks: int) -> list[ReducedCell]:
+        """Those of the first blocks. One that was never measured is read anew, since a resumed run may replace it."""
+        from breakeven.lab.reduced import reduce_cell
+
+        found = []
+        for name in sorted(self._run.cell_ids()):
+            if int(name[1:].partition("-")[0]) >= blocks:
+                continue
+            cell = self._seen.get(name)
+            if cell is None:
+                record = self._run.read_cell(name)
+                cell = reduce_cell(record, self._run.campaign)
+                cell = replace(cell, record=replace(cell.record, requests=()), turns={})  # figures are all it needs
+                if record.measured:
+                    self._seen[name] = cell
+            found.append(cell)
+        return found

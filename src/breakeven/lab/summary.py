@@ -92,7 +92,12 @@ class CampaignDigest(_Model):
     sha256: str = Field(description="SHA-256 of the resolved campaign as canonical JSON")
     baseline: str = Field(description="name of the baseline arm")
     arms: list[ArmDigest] = Field(description="all arms, in the campaign's order")
-    conditions: list[str] = Field(description="prompt domains")
+    conditions: list[str] = Field(description="prompt domains; with factors, each domain with each of their values")
+    factors: dict[str, list[str]] = Field(
+        default={},
+        description="what is crossed, by name (`domain` first): its values, as they stand in a condition's name, joined"
+        " by `+`; empty where the domain is the only factor",
+    )
     levels: list[int] = Field(description="streams in closed loop")
     blocks: int = Field(description="planned blocks (launches of every arm)")
     margin: Number = Field(description="ratios within 1 / (1 + margin) and 1 + margin are too small to matter")
@@ -120,6 +125,14 @@ class CellSummary(_Model):
     )
     counters: dict[str, Number] = Field(description="changes of the server's speculation counters over the cell")
     notes: list[str] = Field(description="warnings, in plain words")
+    bodies_sha256: str | None = Field(
+        default=None, description="SHA-256 of the request bodies as sent, salt and seeds included, in order"
+    )
+    rendered_sha256: str | None = Field(
+        default=None,
+        description="SHA-256 of the token ids that the server's template made of the prompts, by its own /tokenize;"
+        " null where it does not tell them",
+    )
 
 
 class LevelSummary(_Model):
@@ -184,11 +197,17 @@ class FactorEffect(_Model):
 
     factor: str = Field(
         description="`arm × condition`: does the condition change the arm's ratio? `condition`: the baseline's own"
-        " figure; `arm`: the mean over conditions"
+        " figure; `arm`: the mean over conditions. With several factors also each by its name, the mean over the others"
+        " (`temperature`, `arm × temperature`), and two of them (`arm × temperature × cache`: does the one change how"
+        " the other changes the arm's ratio?)"
     )
     arm: str = Field(description="the arm; of `condition`: the baseline")
-    condition: str = Field(description="the condition in question; empty for the effect of an arm")
-    against: str = Field(description='what it is compared with: a condition, "the others", or the baseline arm')
+    condition: str = Field(
+        description="the condition, or the factor's value, in question; empty for the effect of an arm"
+    )
+    against: str = Field(
+        description='what it is compared with: a condition or value, "the others", or the baseline arm'
+    )
     metric: MetricName = Field(description="of which figure")
     level: int | None = Field(description="streams; null: the mean over all levels, of blocks that have all")
     ratio: Number = Field(description="geometric mean over blocks; 1.012: the arm gains 1.2% more there")
@@ -348,6 +367,27 @@ class AcceptanceSummary(_Model):
     notes: list[str] = Field(description="warnings, in plain words")
 
 
+class NeededAcceptanceSummary(_Model):
+    """Which acceptance length breaks even at a load, from arms whose acceptance was set: no result of a drafter."""
+
+    arms: list[str] = Field(description="the synthetic arms it rests on; they differ in the acceptance length alone")
+    level: int = Field(description="streams in closed loop")
+    length: Number | None = Field(
+        description="tokens a round, bonus token included, at which throughput equals the baseline's; null: outside the"
+        " lengths measured, and `note` says on which side"
+    )
+    ci_low: Number | None = Field(description="lower end of its interval; null where open or unknown")
+    ci_high: Number | None = Field(description="upper end; null where open or unknown")
+    low_open: bool = Field(description="the lengths measured do not bound it from below")
+    high_open: bool = Field(description="the lengths measured do not bound it from above")
+    bootstrap_low: Number | None = Field(description="sensitivity: by resampling whole blocks; null where open")
+    bootstrap_high: Number | None = Field(description="upper end of the same")
+    lengths: list[Number] = Field(description="the acceptance lengths that were set, ascending")
+    fitted: list[Number] = Field(description="the non-decreasing fit of the ratio of throughput at these lengths")
+    blocks: int = Field(description="blocks used")
+    note: str = Field(description="what is to be said of it, in plain words; may be empty")
+
+
 class DistributionSummary(_Model):
     """How a time is distributed over requests: all conditions and valid blocks of an arm at a level."""
 
@@ -358,6 +398,35 @@ class DistributionSummary(_Model):
     unit: str = Field(description="ms")
     count: int = Field(description="requests")
     quantiles: list[Number] = Field(description="the 101 quantiles 0, 0.01, …, 1, by linear interpolation")
+
+
+class SentSummary(_Model):
+    """What the requests of a condition said of how tokens are chosen, and what became of their prompts."""
+
+    condition: str = Field(description="prompt domain, or that and the factors' values; `sentinel`")
+    template: str = Field(description="`chat` or `completions`: the route")
+    fields: dict[str, Any] = Field(description="sampling as sent; what is not named is each server's own default")
+    seed: str = Field(description="the seed rule in plain words")
+    extra_body: dict[str, Any] = Field(description="further fields of every request")
+    rendered: list[str] = Field(description="arms whose rendered prompts are known in every cell")
+    rendered_alike: bool | None = Field(
+        description="are they the same in all these arms, in every block and level? null with fewer than two"
+    )
+
+
+class TurnSummary(_Model):
+    """One turn number of the sessions of an arm at a level: all conditions and valid blocks together, no interval."""
+
+    arm: str = Field(description="arm")
+    condition: str = Field(description='"all"')
+    level: int = Field(description="sessions in play")
+    turn: int = Field(description="from 1; sessions that are shorter have no further turns")
+    requests: int = Field(description="valid requests")
+    ttft_ms: Number | None = Field(description="mean; from the end of the answer before, plus the think time")
+    tpot_ms: Number | None = Field(description="mean")
+    latency_ms: Number | None = Field(description="mean")
+    prompt_tokens: Number | None = Field(description="mean, by the server: the context so far")
+    cached_share: Number | None = Field(description="of the prompt tokens, those found in the prefix cache")
 
 
 class InvalidCell(_Model):
@@ -414,8 +483,15 @@ class Summary(_Model):
     main_effects: list[FactorEffect] = Field(default=[], description="of conditions on the baseline, and of arms")
     tails: list[TailComparison] = Field(default=[], description="ratios of tail quantiles, or why there is none")
     multiplicity: Multiplicity | None = Field(default=None, description="several questions at once")
+    needed_acceptance: list[NeededAcceptanceSummary] = Field(
+        default=[], description="acceptance length that breaks even at each level; empty without synthetic arms"
+    )
     aa: AaSummary | None = Field(default=None, description="the baseline against itself; null without A/A blocks")
     sentinel: list[SentinelSummary] = Field(default=[], description="by arm; empty without a sentinel cell")
+    turns: list[TurnSummary] = Field(default=[], description="of sessions, by turn; empty without sessions")
+    sent: list[SentSummary] = Field(
+        default=[], description="by condition: sampling and prompts as sent; empty for runs that do not record them"
+    )
 
     def to_json(self) -> str:
         """The text of `summary.json`; the same summary gives the same bytes."""

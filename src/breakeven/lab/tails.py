@@ -8,6 +8,7 @@ from numpy import float64
 from numpy.typing import NDArray
 
 from breakeven.lab.campaign import Campaign
+from breakeven.lab.known_traps import unjudged_arms
 from breakeven.lab.stats.multiplicity import benjamini_hochberg
 from breakeven.lab.stats.quantile import QuantileRatio, quantile_ratio
 from breakeven.lab.stopping import estimator
@@ -22,10 +23,14 @@ Samples = Mapping[tuple[str, int, str], Mapping[int, NDArray[float64]]]
 
 
 def tail_comparisons(campaign: Campaign, times: Sequence[TimeName], samples: Samples) -> list[TailComparison]:
-    """A row for each arm, time, level and quantile for which any block has values; a refused one says why."""
+    """A row for each arm, time, level and quantile for which any block has values; a refused one says why.
+
+    Arms of synthetic acceptance have none.
+    """
     rows: list[TailComparison] = []
+    passed_over = {campaign.baseline, *unjudged_arms(campaign)}
     for arm in campaign.arms:
-        for time in times if arm != campaign.baseline else ():
+        for time in times if arm not in passed_over else ():
             for level in sorted(campaign.levels):
                 ours, theirs = samples.get((arm, level, time), {}), samples.get((campaign.baseline, level, time), {})
                 blocks = sorted(ours.keys() & theirs.keys())

@@ -10,6 +10,7 @@ from breakeven.engine.tokenizer import Tokenizer
 from breakeven.train.config import AnswersConfig, Domain
 from breakeven.train.conversations import prompt_ids
 from breakeven.train.fast_generate import FastGenerator, Generated, GenerationJob
+from breakeven.train.prompts.reading import article_requests
 from breakeven.train.prompts.types import PromptRow, user
 
 SELF_PROMPT_TOKENS = 192
@@ -61,6 +62,14 @@ def self_prompt_row(tokenizer: Tokenizer, answer: Generated, domain: Domain, sta
     if not answer.stopped or len(text) < max(12, len(start) + 4) or "\N{REPLACEMENT CHARACTER}" in text:
         return None
     return user(domain, "the target itself", text)
+
+
+def article_jobs(tokenizer: Tokenizer, count: int, max_tokens: int, seed: int) -> list[GenerationJob]:
+    """Requests for articles, for reading tasks."""
+    return [
+        GenerationJob(key, tuple(prompt_ids(tokenizer, [{"role": "user", "content": text}])), 1.0, max_tokens)
+        for key, text in enumerate(article_requests(count, seed))
+    ]
 
 
 def answer_jobs(

@@ -28,6 +28,10 @@ class PromptsConfig(_Strict):
     self_prompts: int = Field(
         default=20_000, ge=0, description="prompts sampled from the target itself, beside `total`"
     )
+    articles: int = Field(
+        default=4000, ge=0, description="articles that the target writes; each gives two reading tasks, beside `total`"
+    )
+    article_tokens: int = Field(default=640, ge=1)
     shares: dict[Domain, float] = {"coding": 0.4, "agentic": 0.15, "encyclopedic": 0.2, "chat": 0.25}
     packages: tuple[str, ...] | None = Field(
         default=None, description="installed packages to read; None: permissive licences"

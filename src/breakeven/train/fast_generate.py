@@ -1,13 +1,15 @@
-"""The target's answers, many side by side: static slots over a dense KV, one CUDA graph per length.
+"""The target's answers, many side by side: static slots over a dense KV, steps replayed as a CUDA graph.
 
 The weights and formulas are the engine's (`target.run_layers`); greedy tokens are the engine's own, which a test holds
 in fp32. What makes it fast: no plan per step, sampling on the device, one copy to the host every `steps_per_sync`
-steps, and finished slots refilled by a batched prefill in between. A step reads the KV of every slot up to the
-current length bucket, so memory bandwidth bounds it.
+steps, and finished slots refilled by a batched prefill in between. With the Triton kernel of `decode_attention` a step
+reads what each slot holds, and one graph serves all lengths. Without it PyTorch's attention reads every slot up to the
+longest one's length bucket, with a graph per bucket.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from breakeven.engine.models.llama import LlamaModel
-from breakeven.train.target import causal_attention, run_layers
+from breakeven.train.decode_attention import append_and_attend, why_not
+from breakeven.train.decode_sampling import Draw, gumbel_draw, kernel_draw
+from breakeven.train.decode_sampling import why_not as why_no_draw
+from breakeven.train.target import Attend, causal_attention, run_layers
 
 _BUCKET = 128  # lengths of the KV that a step reads are multiples of this
 _PREFILL_TOKENS = 32_768  # prompt tokens, padded, that one prefill handles
@@ -44,7 +49,7 @@ class Generated:
 
 class FastGenerator:
     """`slots` sequences of at most `max_length` tokens side by side. Sampling is seeded, and exact for a seed only on
-    one device, slot count and order of jobs."""
+    one device, slot count and order of jobs. `use_kernels` None: where they run; on CUDA a warning says why not."""
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class FastGenerator:
         steps_per_sync: int = 16,
         seed: int = 0,
         use_graphs: bool | None = None,
+        use_kernels: bool | None = None,
     ) -> None:
         self.model = model
         self.slots, self.steps_per_sync = slots, steps_per_sync
@@ -83,9 +89,21 @@ class FastGenerator:
         self._jobs: list[GenerationJob | None] = [None] * slots
         self._graphs: dict[int, Callable[[], None]] = {}
         self._use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
+        heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+        self.use_kernels = self._usable("attention", use_kernels, lambda: why_not(device, dtype, *heads))
+        fast_draw = self._usable("draw", use_kernels, lambda: why_no_draw(device, dtype, config.vocab_size))
+        self._draw: Draw = kernel_draw if fast_draw else gumbel_draw
         self._pool: Any = None  # of the graphs' memory, once there is one
         self._max_new = max_new_tokens
         torch.manual_seed(seed)
+
+    def _usable(self, what: str, wanted: bool | None, problem: Callable[[], str | None]) -> bool:
+        if wanted is not None:
+            return wanted
+        reason = problem()
+        if reason is not None and self.device.type == "cuda":
+            warnings.warn(f"generation falls back to PyTorch's {what}, which is slower: {reason}", stacklevel=3)
+        return reason is None
 
     def fits(self, job: GenerationJob) -> bool:
         """Whether the prompt and its answer fit a slot."""
@@ -125,13 +143,16 @@ class FastGenerator:
             if all(job is None for job in self._jobs):
                 yield from finished
                 return
-            longest = int((self._position * self._active).max())
-            bucket = min(-(-(longest + 1 + self.steps_per_sync) // _BUCKET) * _BUCKET, self.max_length)
-            step = self._graph(bucket)
+            step = self._graph(self.max_length if self.use_kernels else self._bucket())
             for _ in range(self.steps_per_sync):
                 step()
             yield from finished  # the caller's work on them overlaps with the steps just launched
             finished = self._collect()
+
+    def _bucket(self) -> int:
+        """What PyTorch's attention must read until the next sync."""
+        longest = int((self._position * self._active).max())
+        return min(-(-(longest + 1 + self.steps_per_sync) // _BUCKET) * _BUCKET, self.max_length)
 
     def _collect(self) -> list[Generated]:
         state = torch.stack((self._active.long(), self._count)).tolist()
@@ -183,7 +204,7 @@ class FastGenerator:
         self._inverse[slots] = torch.where(sampled, 1 / temperatures.clamp_min(1e-6), 1.0)
         self._noise[slots] = sampled.float()
         self._limit[slots] = torch.tensor([job.max_tokens for _, job in part], device=device)
-        first = _draw(self.model.head(hidden), self._inverse[slots], self._noise[slots])
+        first = self._draw(self.model.head(hidden), self._inverse[slots], self._noise[slots])
         self._position[slots] = last + 1
         self._current[slots] = first
         self._out[slots, 0] = first
@@ -225,10 +246,34 @@ class FastGenerator:
 
     def _step(self, length: int) -> None:
         """One token for every active slot. Inactive ones compute along, and stay where they are."""
+        position = self._position.clamp_max(length - 1)  # only inactive slots can be beyond
+        attend = self._kernel_attention() if self.use_kernels else self._bucket_attention(position, length)
+        hidden = run_layers(self.model, self._current, position, attend).hidden
+        token = self._draw(self.model.head(hidden), self._inverse, self._noise)
+        token = torch.where(self._active, token, self._current)
+        column = torch.where(self._active, self._count, torch.full_like(self._count, self._max_new))
+        self._out[self._rows, column] = token  # inactive slots write to a column that nobody reads
+        self._current.copy_(token)
+        moved = self._active.long()
+        self._count.add_(moved)
+        self._position.add_(moved)
+        ended = (token.unsqueeze(1) == self._eos).any(1) | (self._count >= self._limit)
+        self._active.logical_and_(~ended)
+
+    def _kernel_attention(self) -> Attend:
+        held = torch.where(self._active, self._position, -1)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = self._keys[layer], self._values[layer]
+            return append_and_attend(query, key, value, keys, values, held, self.max_length)
+
+        return attend
+
+    def _bucket_attention(self, position: Tensor, length: int) -> Attend:
+        """PyTorch's attention over the first `length` rows of every slot."""
         config = self.model.config
         slots, dim, kv_heads = self.slots, config.head_dim, config.num_kv_heads
         fold = config.num_heads // kv_heads
-        position = self._position.clamp_max(length - 1)  # only inactive slots can be beyond
         places = self._base + position
         bias = torch.zeros(slots, 1, 1, length, dtype=self._keys.dtype, device=self.device)
         seen = torch.arange(length, device=self.device) <= position.unsqueeze(1)
@@ -246,22 +291,4 @@ class FastGenerator:
             )
             return out.reshape(slots, kv_heads * fold, dim)
 
-        hidden = run_layers(self.model, self._current, position, attend).hidden
-        token = _draw(self.model.head(hidden), self._inverse, self._noise)
-        token = torch.where(self._active, token, self._current)
-        column = torch.where(self._active, self._count, torch.full_like(self._count, self._max_new))
-        self._out[self._rows, column] = token  # inactive slots write to a column that nobody reads
-        self._current.copy_(token)
-        moved = self._active.long()
-        self._count.add_(moved)
-        self._position.add_(moved)
-        ended = (token.unsqueeze(1) == self._eos).any(1) | (self._count >= self._limit)
-        self._active.logical_and_(~ended)
-
-
-def _draw(logits: Tensor, inverse: Tensor, noise: Tensor) -> Tensor:
-    """argmax(logits / T + Gumbel noise): drawn from softmax(logits / T), or the argmax where noise is 0."""
-    scores = logits.float() * inverse.unsqueeze(1)
-    exponential = torch.empty_like(scores).exponential_()
-    gumbel = exponential.clamp_min_(1e-30).log_().mul_(-noise.unsqueeze(1))
-    return scores.add_(gumbel).argmax(-1)
+        return attend

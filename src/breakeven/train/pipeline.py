@@ -3,6 +3,7 @@ stage is not run again, an interrupted one goes on where it can."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -32,12 +33,13 @@ from breakeven.train.answers import (
     SELF_PROMPT_TOKENS,
     answer_jobs,
     answered_rows,
+    article_jobs,
     self_prompt_jobs,
     self_prompt_row,
 )
 from breakeven.train.card import write_card
 from breakeven.train.config import TrainConfig, fingerprint
-from breakeven.train.conversations import Conversation, encode_row, prompt_ids
+from breakeven.train.conversations import Conversation, encode_row
 from breakeven.train.evaluate import run_prompts, summarise, table_lines
 from breakeven.train.export import export_drafter
 from breakeven.train.fast_generate import FastGenerator
@@ -48,6 +50,8 @@ from breakeven.train.model import DrafterModule
 from breakeven.train.progress import Reporter
 from breakeven.train.prompts.build import build_prompts
 from breakeven.train.prompts.decontaminate import HeldOut, measurement_prompts
+from breakeven.train.prompts.reading import reading_prompts, worth_reading
+from breakeven.train.prompts.types import PromptRow
 from breakeven.train.replay import replay_accuracy
 from breakeven.train.trainer import FrozenTarget, Trainer, load_drafter_state
 from breakeven.train.vocab import choose_vocab, count_tokens, coverage, offsets
@@ -189,7 +193,7 @@ class _Run:
         above = fingerprint(config.target, config.seed)
         parts: dict[Stage, tuple[object, ...]] = {
             "prompts": (config.prompts, list(config.domains), self._held_key, self.options.bfcl is not None),
-            "self-prompts": (config.prompts.self_prompts, SELF_PROMPT_TOKENS),
+            "self-prompts": (SELF_PROMPT_TOKENS,),
             "answers": (config.answers,),
             "vocab": (config.vocab, [path.name for path in self.options.data], config.train.loop_weight),
             "train": (config.drafter, config.train, config.dtype),
@@ -221,34 +225,58 @@ class _Run:
         rows, report = build_prompts(
             self.config.prompts, self.config.domains, self.config.seed, texts, self.options.bfcl, self.reporter.log
         )
-        self._replace("prompts", [self._with_ids(row.row()) for row in rows])
+        self._replace("prompts", self._with_ids(rows))
         return asdict(report)
 
     def _self_prompts(self) -> dict[str, Any]:
-        count = self.config.prompts.self_prompts
-        if not count:
-            self._replace("self-prompts", [])
-            return {"prompts": 0}
-        tokenizer = self.loaded.tokenizer
         texts = [text for path in self.options.held_out for text in raw_texts(path)]
         held_out = HeldOut([*measurement_prompts(), *texts])
+        written = self._written_prompts(held_out)
+        reading, articles = self._reading_prompts(held_out)
+        unique = {row.id: row for row in [*written, *reading]}
+        self._replace("self-prompts", self._with_ids(list(unique.values())))
+        self._free()
+        return {"prompts": len(written), "articles": articles, "reading_tasks": len(reading)}
+
+    def _written_prompts(self, held_out: HeldOut) -> list[PromptRow]:
+        """Prompts that the target writes as the user."""
+        count, tokenizer = self.config.prompts.self_prompts, self.loaded.tokenizer
+        if not count:
+            return []
         jobs = self_prompt_jobs(tokenizer, self.config.domains, count, self.config.seed)
         longest = max(len(job.prompt) for job, _, _ in jobs)
         generator = self._generator(longest + SELF_PROMPT_TOKENS, SELF_PROMPT_TOKENS)
-        seen, rows, dropped = set(), [], 0
+        seen, rows = set(), []
         with self.reporter.stage("self-prompts", count):
             for done, answer in enumerate(generator.run([job for job, _, _ in jobs]), 1):
                 _, domain, start = jobs[answer.job.key]
                 row = self_prompt_row(tokenizer, answer, domain, start)
-                if row is None or row.id in seen or held_out.contains(row.text):
-                    dropped += 1
-                else:
+                if row is not None and row.id not in seen and not held_out.contains(row.text):
                     seen.add(row.id)
                     rows.append((answer.job.key, row))
                 self.reporter.advance(done, f"self-prompts: {done:,} of {count:,}")
         rows.sort(key=lambda item: item[0])
-        self._replace("self-prompts", [self._with_ids(row.row()) for _, row in rows])
-        return {"prompts": len(rows), "dropped": dropped}
+        return [row for _, row in rows]
+
+    def _reading_prompts(self, held_out: HeldOut) -> tuple[list[PromptRow], int]:
+        """Reading tasks over articles that the target writes first, and the number of articles."""
+        settings, tokenizer = self.config.prompts, self.loaded.tokenizer
+        count = settings.articles
+        if not count or "chat" not in self.config.domains:
+            return [], 0
+        jobs = article_jobs(tokenizer, count, settings.article_tokens, self.config.seed)
+        longest = max(len(job.prompt) for job in jobs)
+        generator = self._generator(longest + settings.article_tokens, settings.article_tokens)
+        found: dict[int, str] = {}
+        with self.reporter.stage("articles", count):
+            for done, answer in enumerate(generator.run(jobs), 1):
+                article = tokenizer.decode(answer.tokens).strip()
+                if worth_reading(article):
+                    found[answer.job.key] = article
+                self.reporter.advance(done, f"articles: {done:,} of {count:,}")
+        articles = [found[key] for key in sorted(found)]
+        rows = [row for row in reading_prompts(articles, self.config.seed) if not held_out.contains(row.text)]
+        return rows, len(articles)
 
     def _answers(self) -> dict[str, Any]:
         config, tokenizer = self.config.answers, self.loaded.tokenizer
@@ -439,16 +467,20 @@ class _Run:
 
     def _sources(self) -> list[dict[str, Any]]:
         """Where the prompts come from, for the cards."""
-        prompts, self_prompts = self._summary("prompts"), self._summary("self-prompts").get("prompts")
+        prompts, own = self._summary("prompts"), self._summary("self-prompts")
         licences = prompts.get("licences", {})
         data = [
             {"source": source, "licence": _licence(source, licences), "prompts": count}
             for source, count in sorted(prompts.get("per_source", {}).items(), key=lambda item: -item[1])
         ]
-        if self_prompts:
-            data.append(
-                {"source": "prompts written by the target itself", "licence": "the target's", "prompts": self_prompts}
+        data += [
+            {"source": source, "licence": "the target's", "prompts": own[key]}
+            for key, source in (
+                ("prompts", "prompts written by the target itself"),
+                ("reading_tasks", "reading tasks over articles written by the target itself"),
             )
+            if own.get(key)
+        ]
         data += [
             {"source": path.name, "licence": "as given by its owner", "prompts": sum(1 for _ in read_rows(path))}
             for path in self.options.data
@@ -511,12 +543,17 @@ class _Run:
             writer.add(row)
         writer.close()
 
-    def _with_ids(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The row with the ids that the server computes for it, so that the answers stage need not."""
-        try:
-            return row | {"prompt_ids": prompt_ids(self.loaded.tokenizer, row["messages"])}
-        except ValueError:  # the template refuses these messages; the answers stage leaves them out
-            return row
+    def _with_ids(self, rows: Sequence[PromptRow]) -> list[dict[str, Any]]:
+        """Rows with the ids that the server computes for them, so that the answers stage need not."""
+        made, rendered = [row.row() for row in rows], {}
+        for number, row in enumerate(made):
+            # the template may refuse the messages; the answers stage leaves these out
+            with contextlib.suppress(ValueError):
+                rendered[number] = self.loaded.tokenizer.render_chat(row["messages"], add_generation_prompt=True)
+        encoded = self.loaded.tokenizer.encode_many(list(rendered.values()), add_special_tokens=False)
+        for number, ids in zip(rendered, encoded, strict=True):
+            made[number]["prompt_ids"] = ids
+        return made
 
     def _data(self) -> list[Conversation]:
         """All conversations, ours and given ones, in an order that depends on their ids alone."""

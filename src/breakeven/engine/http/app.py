@@ -22,6 +22,7 @@ from breakeven.engine.async_engine import AsyncEngine, EngineUnavailable
 from breakeven.engine.http.errors import ApiError, api_error
 from breakeven.engine.http.generation import GenerationEndpoint
 from breakeven.engine.http.metrics import CONTENT_TYPE, render_metrics
+from breakeven.engine.http.tokenize import TokenizeEndpoint
 from breakeven.engine.http.wire import send_error
 from breakeven.engine.openai_schema import ChatBody, CompletionBody
 
@@ -196,6 +197,11 @@ def create_app(state: ServerState) -> Starlette:
         routes=[
             Route("/v1/completions", generating(CompletionBody), methods=["POST"]),
             Route("/v1/chat/completions", generating(ChatBody), methods=["POST"]),
+            Route(
+                "/tokenize",
+                TokenizeEndpoint(state.require_engine, state.model_name, state.max_body_bytes),
+                methods=["POST"],
+            ),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/health", health),

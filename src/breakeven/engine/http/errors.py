@@ -53,7 +53,7 @@ def api_error(error: Exception) -> ApiError | None:
         case ParameterError():
             return ApiError(400, str(error), param=error.param, code="invalid_value")
         case InvalidRequest():
-            return ApiError(400, str(error), code="invalid_value")
+            return ApiError(400, str(error), code=error.code)
         case QueueFull():
             return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after_s)})
         case EngineUnavailable():

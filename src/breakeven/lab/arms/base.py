@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from breakeven.lab.arms.logs import LogFacts
 from breakeven.lab.arms.process import ProcessIdentity, StopReport
@@ -80,6 +80,10 @@ class Arm(Protocol):
 
     def counters(self) -> Mapping[Series, float] | None:
         """The speculation counters now, per series; None if the server has no metrics that can be read."""
+        ...
+
+    def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
+        """The token ids of a request's rendered prompt, by the server's /tokenize; None where it has no such route."""
         ...
 
     def alive(self) -> bool:

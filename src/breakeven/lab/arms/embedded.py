@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 from breakeven.lab.arms.http import HttpOptions
@@ -25,6 +26,9 @@ def speculation_flags(speculation: Speculation) -> list[str]:
     """`breakeven serve`'s flags for a speculation; what is not set is left to its defaults."""
     flags: list[str] = []
     for name, value in speculation.model_dump(exclude_none=True).items():
+        if name == "schedule":
+            flags += ["--speculative-num-steps-per-batch-size", json.dumps(value, separators=(",", ":"))]
+            continue
         flags += [f"--speculative-{name.replace('_', '-')}", str(value)]
     return flags
 

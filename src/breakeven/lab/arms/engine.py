@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from breakeven.lab.arms.http import HttpOptions
 from breakeven.lab.arms.launched import LaunchedArm
-from breakeven.lab.engines import EngineArm, EngineSpeculation, LlamaCppArm, SglangArm, TrtLlmArm, VllmArm, launch_of
+from breakeven.lab.engines import EngineArm, EngineSpeculation, TrtLlmArm, launch_of
 
 _KEYS = ("VLLM_API_KEY", "LLAMA_API_KEY", "SGLANG_API_KEY")  # a key that the user's shell holds is not for this server
 
@@ -17,7 +17,7 @@ def _drafted_per_round(config: EngineArm) -> int | None:
     return None if speculation.schedule is not None or speculation.is_tree else speculation.depth
 
 
-def engine_arm(name: str, config: VllmArm | SglangArm | LlamaCppArm | TrtLlmArm) -> LaunchedArm:
+def engine_arm(name: str, config: EngineArm) -> LaunchedArm:
     """An arm for an engine that the lab starts."""
     launch = launch_of(config)
     options = HttpOptions(
@@ -38,4 +38,6 @@ def engine_arm(name: str, config: VllmArm | SglangArm | LlamaCppArm | TrtLlmArm)
         continuous_usage=config.continuous_usage,
         host=config.bind,
         files=launch.files,
+        address=config.address,
+        ssh=config.ssh,
     )

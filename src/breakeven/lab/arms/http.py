@@ -23,6 +23,8 @@ _CONTROL_TIMEOUT_S = 10.0
 _RESET_PATIENCE_S = 10.0
 _SETTLE_READS = 5
 _SETTLE_S = 0.05
+# What of a request decides its rendered prompt, by vLLM's and our own /tokenize
+PROMPT_FIELDS = ("model", "messages", "prompt", "add_generation_prompt", "add_special_tokens", "chat_template_kwargs")
 _VERSIONS = (("/version", "version"), ("/props", "build_info"), ("/server_info", "version"))  # llama.cpp's, SGLang's
 _NOT_YET = frozenset((408, 425, 429, 500, 502, 503, 504))
 
@@ -205,6 +207,16 @@ class HttpServer:
         found = speculation_series(answer.text)
         return with_rounds(found, self.options.drafted_per_round) if self.options.drafted_per_round else found
 
+    def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
+        """The token ids of a request's rendered prompt; None where the server has no /tokenize that knows the body."""
+        asked = {name: body[name] for name in PROMPT_FIELDS if name in body}
+        try:
+            answer = self._client.post(self.options.base_url + "/tokenize", json=asked)
+            ids = answer.json().get("tokens") if answer.status_code == 200 else None
+        except (httpx.HTTPError, ValueError, AttributeError):
+            return None
+        return ids if isinstance(ids, list) and all(isinstance(item, int) for item in ids) else None
+
     def answers(self) -> bool:
         """Whether anything at all answers at the URL."""
         try:
@@ -234,6 +246,9 @@ class HttpArm:
 
     def counters(self) -> Mapping[Series, float] | None:
         return self._server().counters()
+
+    def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
+        return self._server().tokenize(body)
 
     def facts(self) -> LogFacts:
         return LogFacts()

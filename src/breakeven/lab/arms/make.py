@@ -9,12 +9,10 @@ from breakeven.lab.arms.engine import engine_arm
 from breakeven.lab.arms.http import HttpOptions, authorised
 from breakeven.lab.arms.launched import LaunchedArm
 from breakeven.lab.campaign import AttachArm, CommandArm, EmbeddedArm
-from breakeven.lab.engines import EngineArm, LlamaCppArm, SglangArm, TrtLlmArm, VllmArm
+from breakeven.lab.engines import EngineArm
 
 
-def make_arm(
-    name: str, config: EmbeddedArm | AttachArm | CommandArm | VllmArm | SglangArm | LlamaCppArm | TrtLlmArm
-) -> Arm:
+def make_arm(name: str, config: EmbeddedArm | AttachArm | CommandArm | EngineArm) -> Arm:
     """The arm of a campaign. StartError if its API key is wanted and not there."""
     if isinstance(config, EmbeddedArm):
         return embedded_arm(name, config)

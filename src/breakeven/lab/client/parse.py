@@ -8,6 +8,7 @@ of its token ids, or of its logprobs; else unknown (None). A text is never re-to
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from breakeven.lab.client.sse import SseEvent, SseParser
 from breakeven.lab.client.types import Chunk, RawExchange, RequestResult
 
 _decode = json.JSONDecoder().raw_decode  # json.loads without what one line of an event does not need
+OVERLONG = "context_length_exceeded"  # OpenAI's code for a prompt that does not fit
 _SHOWN = 200  # characters of a server's own words in an error
 
 
@@ -281,7 +283,24 @@ def _error_words(message: Mapping[str, Any]) -> str:
         error = error.get("message") or error
     found = error or message.get("message") or message.get("detail") or message
     words = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
-    return _clean(words if len(words) <= _SHOWN else words[:_SHOWN] + "…")
+    words = _clean(words if len(words) <= _SHOWN else words[:_SHOWN] + "…")
+    return f"{words} ({OVERLONG})" if error_code(message) == OVERLONG and OVERLONG not in words else words
+
+
+def error_code(message: Mapping[str, Any]) -> str | None:
+    """What a server's error body calls the error (OpenAI's `error.code`), where it is a word."""
+    error = message.get("error")
+    code = error.get("code") if isinstance(error, dict) else message.get("code")
+    return code if isinstance(code, str) else None
+
+
+def says_overlong(words: str) -> bool:
+    """Whether an error says that a prompt does not fit the model's context.
+
+    By OpenAI's code, or in the words of vLLM and SGLang ("maximum context length", "context length") and llama.cpp
+    ("exceed_context_size_error", "available context size").
+    """
+    return OVERLONG in words or re.search(r"context[ _](length|size)", words, re.IGNORECASE) is not None
 
 
 def _shown(data: bytes) -> str:

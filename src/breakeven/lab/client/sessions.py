@@ -36,6 +36,7 @@ class Session:
     id: str
     turns: tuple[Turn, ...]
     system: str | None = None
+    prompt_id: str | None = None  # of its requests; None: the session's own id
 
     def __post_init__(self) -> None:
         if not self.turns:
@@ -48,14 +49,14 @@ def run_sessions(
     endpoint: Endpoint,
     sessions: Sequence[Session],
     concurrency: int,
-    body: Callable[[Messages], bytes],
+    body: Callable[[Messages, str], bytes],
     *,
     timeout_s: float = 600,
     deadline_s: float | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> LoadResult:
-    """Runs `sessions` over `concurrency` streams. `body` makes a request of the messages so far.
+    """Runs `sessions` over `concurrency` streams. `body` makes a request of the messages so far and its name.
 
     A turn is a request named SESSION/NUMBER (from 1); its intended send time is the end of the answer before plus the
     think time. A session ends early where a turn fails. The other arguments are as in `run_closed_loop`.
@@ -88,7 +89,7 @@ class _SessionLoop(ClosedLoop):
         sessions: Sequence[Session],
         streams: int,
         timeout_s: float,
-        body: Callable[[Messages], bytes],
+        body: Callable[[Messages, str], bytes],
     ) -> None:
         self._specs: list[RequestSpec] = []  # grows by one with every turn
         super().__init__(endpoint, self._specs, range(streams), timeout_s)
@@ -107,7 +108,8 @@ class _SessionLoop(ClosedLoop):
         dialogue.messages.append({"role": "user", "content": dialogue.session.turns[dialogue.turn].text})
         dialogue.turn += 1
         name = f"{dialogue.session.id}/{dialogue.turn}"
-        self._specs.append(RequestSpec(name, dialogue.session.id, self._body(dialogue.messages)))
+        prompt_id = dialogue.session.prompt_id or dialogue.session.id
+        self._specs.append(RequestSpec(name, prompt_id, self._body(dialogue.messages, name)))
         return planned, len(self._specs) - 1
 
     def _freed(self, stream: int, end_ns: int) -> None:

@@ -13,6 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from breakeven.lab.arms.prometheus import rise
+from breakeven.lab.client.parse import OVERLONG, error_code, says_overlong
 from breakeven.lab.client.types import RequestResult
 from breakeven.lab.doctor.finding import Finding, Status
 from breakeven.lab.doctor.patient import ANSWER_TOKENS, QUESTION, Patient, Whole
@@ -493,7 +494,16 @@ def context(patient: Patient) -> Finding:
         return Finding("context", UNKNOWN, f"the context limit is {limit} tokens, too long to try")
     answer = patient.whole(" ".join(f"w{n % 997}" for n in range(limit + 64)), max_tokens=1)
     if 400 <= answer.status < 500:
-        return Finding("context", FINE, f"a prompt beyond the limit of {limit} tokens is refused ({answer.status})")
+        code = error_code(answer.message)
+        said = f"a prompt beyond the limit of {limit} tokens is refused ({answer.status}{', ' + code if code else ''})"
+        if code != OVERLONG and not says_overlong(answer.words):
+            return Finding(
+                "context",
+                NOTE,
+                f"{said}, and neither its code nor its words tell that it was too long: {answer.words}",
+                f"clients that shorten their prompt by themselves look for the code {OVERLONG}, as OpenAI's do",
+            )
+        return Finding("context", FINE, said)
     if answer.status == 200:
         return Finding(
             "context",

@@ -24,8 +24,8 @@ __all__ = [
 ]
 
 
-def launch_of(arm: VllmArm | SglangArm | LlamaCppArm | TrtLlmArm) -> Launch:
-    """How an arm's server is started."""
+def launch_of(arm: EngineArm) -> Launch:
+    """How an arm's server is started. TypeError for an engine that is not known here."""
     match arm:
         case VllmArm():
             return vllm.launch(arm)
@@ -35,3 +35,4 @@ def launch_of(arm: VllmArm | SglangArm | LlamaCppArm | TrtLlmArm) -> Launch:
             return llamacpp.launch(arm)
         case TrtLlmArm():
             return trtllm.launch(arm)
+    raise TypeError(f"no launch is known for {type(arm).__name__}")

@@ -63,7 +63,7 @@ def launch(arm: SglangArm) -> Launch:
             files[_ADAPTIVE_FILE] = config
         if speculation.synthetic_acceptance_length is not None:
             env["SGLANG_SIMULATE_ACC_LEN"] = str(speculation.synthetic_acceptance_length)
-    return Launch((*command, *arm.flags), arm.environment(**env), files, reset_path="/flush_cache")
+    return Launch((*command, *arm.flags), arm.environment(**env), files, reset_path="/flush_cache?timeout=5")
 
 
 def speculation_flags(speculation: EngineSpeculation) -> list[str]:
@@ -115,7 +115,8 @@ def _shape(speculation: EngineSpeculation, algorithm: str) -> list[str]:
         flags += ["--speculative-num-steps", str(depth)] if depth is not None else []
         return [*flags, "--speculative-num-draft-tokens", str(wanted)] if wanted is not None else flags
     if speculation.method == "dflash":
-        return ["--speculative-num-draft-tokens", str(nodes or (depth or 1) + 1)]
+        verified = nodes if nodes is not None else None if depth is None else depth + 1
+        return [] if verified is None else ["--speculative-num-draft-tokens", str(verified)]
     if depth is None:
         raise RefusedError(f"{_NAME}'s {algorithm} needs num_steps beside eagle_topk and num_draft_tokens")
     if speculation.is_tree and nodes is None:

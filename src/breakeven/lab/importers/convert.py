@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from breakeven.lab.analysis import ReducedCell, reduce_cell
 from breakeven.lab.campaign import Campaign
 from breakeven.lab.client.types import Chunk, RequestResult
 from breakeven.lab.importers.model import ImportedRequest, ImportedRun, Stated
 from breakeven.lab.quantity import Distribution, Provenance, Quantity, describe
 from breakeven.lab.records import CellKey, CellRecord
+from breakeven.lab.reduced import ReducedCell, reduce_cell
 from breakeven.lab.window import whole_window
 
 _MS = 1_000_000  # nanoseconds

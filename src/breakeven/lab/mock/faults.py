@@ -18,6 +18,8 @@ FAULTS: Mapping[str, str] = {
     "template_ignored": "chat_template_kwargs and add_generation_prompt have no effect",
     "eos_ignored": "every answer goes on to max_tokens",
     "context_unchecked": "a prompt beyond the context limit is cut and answered, not refused",
+    "bos_other": "a prompt begins with another token than in other servers of the model, and is as long",
+    "context_uncoded": "a prompt beyond the context limit is refused without saying why",
     # What is answered
     "greedy_unsteady": "one request at temperature 0 gives two texts",
     "text_changed": "texts differ from those of a server without this fault: a drafter that is not lossless",

@@ -54,6 +54,8 @@ class Lifelike:
         if len(ids) >= script.context_limit:
             if "context_unchecked" not in faults:
                 message = f"the prompt has {len(ids)} tokens, and the context is {script.context_limit}"
+                if "context_uncoded" in faults:
+                    message = "bad request"
                 return Turn((), False, ids, None, 0, refusal=message)
             ids = ids[: script.context_limit - 1]
         pages = [ids[:end] for end in range(_PAGE, len(ids), _PAGE)]
@@ -111,7 +113,7 @@ def prompt_ids(script: MockScript, chat: bool, body: Mapping[str, Any]) -> tuple
             words.append("<think>")
     else:
         words += str(body.get("prompt")).split()
-    bos = (BOS, BOS) if "bos_doubled" in faults else (BOS,)
+    bos = (BOS, BOS) if "bos_doubled" in faults else (0,) if "bos_other" in faults else (BOS,)
     return (*bos, *(2 + _number(word) % 50_000 for word in words))
 
 

@@ -173,7 +173,9 @@ def build_plan(script: MockScript, shape: RequestShape) -> Plan:
         if "eos_ignored" in script.faults and shape.max_tokens is not None:
             counts, limited = chunk_tokens(replace(script, chunks=shape.max_tokens), shape.max_tokens)[0], True
     elif turn.refusal:
-        body = _dump({"error": {"message": turn.refusal, "type": "invalid_request_error", "code": 400}})
+        code = None if "context_uncoded" in script.faults else "context_length_exceeded"
+        error = {"message": turn.refusal, "type": "invalid_request_error", "code": code}
+        body = _dump({"error": error})
         return _whole(script, version, 400, body, (), 0, {})
     else:
         endless = replace(script, chunks=max(1, len(turn.words)))

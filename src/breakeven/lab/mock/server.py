@@ -26,7 +26,7 @@ from breakeven.lab.client.timestamps import (
     enable_kernel_timestamps,
     kernel_timestamps_available,
 )
-from breakeven.lab.mock.lifelike import Lifelike
+from breakeven.lab.mock.lifelike import Lifelike, prompt_ids
 from breakeven.lab.mock.plan import Ending, Plan, RequestShape, build_plan
 from breakeven.lab.mock.script import MockScript
 
@@ -83,7 +83,7 @@ class _Response:
 class MockServer:
     """Listens at once; `serve` runs until `stop` (from any thread). Port 0 takes a free one: see `url`.
 
-    Beside the completion routes, /health, /v1/models, /metrics, /version and /reset_prefix_cache:
+    Beside the completion routes, /health, /v1/models, /metrics, /version, /reset_prefix_cache and /tokenize:
 
     - GET /mock/truth: what was sent when, per request; POST /mock/forget clears it
     - POST /mock/script: another script, for the requests that come from now on
@@ -129,6 +129,7 @@ class MockServer:
             ("GET", "/metrics"): self._metrics,
             ("GET", "/version"): lambda c, _: self._json(c, {"version": "mock"}),
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
+            ("POST", "/tokenize"): self._tokenize,
             ("GET", "/mock/truth"): lambda c, _: self._json(c, self.truth()),
             ("POST", "/mock/forget"): self._forget,
             ("POST", "/mock/script"): self._new_script,
@@ -462,6 +463,18 @@ class MockServer:
         if "cache_kept" not in self._script.faults:
             self._life.reset_cache()
         self._json(connection, {})
+
+    def _tokenize(self, connection: _Connection, body: bytes) -> None:
+        """The prompt's token ids, by a lifelike server: only that one has tokens."""
+        try:
+            asked = json.loads(body)
+        except ValueError:
+            asked = None
+        if not self._script.lifelike or not isinstance(asked, dict):
+            self._json(connection, {"error": {"message": "the mock has no POST /tokenize"}}, 404)
+            return
+        ids = prompt_ids(self._script, "messages" in asked, asked)
+        self._json(connection, {"count": len(ids), "max_model_len": self._script.context_limit, "tokens": list(ids)})
 
     def _forget(self, connection: _Connection, _: bytes) -> None:
         self._records = [c.response for c in self._connections.values() if c.response is not None]

@@ -10,8 +10,9 @@ from datetime import datetime
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from breakeven.lab.report import plots
+from breakeven.lab.report import plots, words
 from breakeven.lab.report.plots import Chart
+from breakeven.lab.stats.quantile import requests_floor
 from breakeven.lab.summary import ALL, CellSummary, Summary
 
 TAILS = {
@@ -20,7 +21,7 @@ TAILS = {
     "inter_chunk": "Inter-chunk latency",
     "latency": "End-to-end latency",
 }
-QUANTILES = ("p50", "p90", "p99")
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _SMALL_SHARE = 0.02  # drift charts show at least ±2%
 
 
@@ -67,7 +68,10 @@ def pareto(summary: Summary) -> Chart | None:
 
 
 def tails(summary: Summary, metric: str) -> Chart | None:
-    """Median and p99 of a time over load: geometric means over valid cells; None where no cell has it."""
+    """Median and p99 of a time over load: geometric means over valid cells; None where no cell has it.
+
+    No p99 is drawn where cells are too small for one (`tail_figures`).
+    """
     found = tail_figures(summary, metric)
     if not found:
         return None
@@ -95,11 +99,18 @@ def tails(summary: Summary, metric: str) -> Chart | None:
         axes.set_ylabel("milliseconds")
 
     caption = "Solid: median of a cell; dotted: its p99. Geometric mean over the valid cells of all domains and blocks."
+    if without := withheld(summary, metric):
+        caption += f" {without}"
     return plots.chart(summary, f"tail-{metric}", f"{TAILS[metric]}: median and tail", caption, draw, load_axis=True)
 
 
 def tail_figures(summary: Summary, metric: str) -> Mapping[tuple[str, int], Mapping[str, float]]:
-    """(arm, level) → quantile → milliseconds: geometric mean over valid cells that have it above 0."""
+    """(arm, level) → quantile → milliseconds: geometric mean over valid cells that have it above 0.
+
+    A quantile is left out where any of these cells has fewer requests than LoadGen's floor asks for: the p99 of a dozen
+    requests is their largest, and a mean of largest values is no estimate of a p99. Chunks of one request are not
+    independent, so that inter-chunk latency is held to the same number of requests.
+    """
     logs: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in summary.cells:
         if cell.valid:
@@ -107,7 +118,34 @@ def tail_figures(summary: Summary, metric: str) -> Mapping[tuple[str, int], Mapp
                 figure = cell.metrics.get(f"{metric}_{statistic}")
                 if figure is not None and figure.value is not None and figure.value > 0:
                     logs[cell.arm, cell.level][statistic].append(math.log(figure.value))
-    return {at: {s: math.exp(sum(v) / len(v)) for s, v in by.items()} for at, by in logs.items()}
+    fewest = _fewest_requests(summary)
+    return {
+        at: {s: math.exp(sum(v) / len(v)) for s, v in by.items() if s == "p50" or fewest[at] >= _floor(s)}
+        for at, by in logs.items()
+    }
+
+
+def withheld(summary: Summary, metric: str) -> str:
+    """A sentence that names the levels without a p99 and the number of requests it takes; empty if none lacks it."""
+    lacking = {level for (_, level), found in tail_figures(summary, metric).items() if "p99" not in found}
+    if not lacking:
+        return ""
+    at = "" if lacking == set(summary.campaign.levels) else f" at {words.streams(sorted(lacking))}"
+    return f"No p99{at}: it takes {_floor('p99')} requests in every cell (LoadGen's floor)."
+
+
+def _floor(statistic: str) -> int:
+    return requests_floor(QUANTILES[statistic])
+
+
+def _fewest_requests(summary: Summary) -> Mapping[tuple[str, int], int]:
+    """(arm, level) → properly ended requests of the smallest valid cell."""
+    found: dict[tuple[str, int], int] = {}
+    for cell in summary.cells:
+        if cell.valid:
+            at, count = (cell.arm, cell.level), cell.requests - cell.failed
+            found[at] = min(count, found.get(at, count))
+    return found
 
 
 def drift(summary: Summary) -> Chart | None:

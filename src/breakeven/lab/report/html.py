@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jinja2
 
 from breakeven.lab.report import cell_plots, plots, policy, words
+from breakeven.lab.stats.quantile import requests_floor
 from breakeven.lab.summary import ALL, BreakEvenSummary, Comparison, Summary
 
 _OPTIONAL = ("interactions", "main_effects", "tails", "multiplicity", "aa", "sentinel")
@@ -74,27 +75,35 @@ def _context(summary: Summary) -> dict[str, Any]:
     choices = policy.choices(summary)
     stability = (cell_plots.drift(summary), cell_plots.order(summary))
     tail_charts = [cell_plots.tails(summary, metric) for metric in cell_plots.TAILS]
-    acceptance_charts = (plots.acceptance_length(summary), plots.acceptance_positions(summary))
+    acceptance_charts = (
+        plots.needed_acceptance(summary), plots.acceptance_length(summary), plots.acceptance_positions(summary),
+    )  # fmt: skip
     return {
         "summary": summary,
         "campaign": campaign,
         "run": summary.run,
         "signs": words.SIGNS,
         "warning": words.warning(summary),
+        "regime": words.regime(summary),
+        "open_loop": words.open_loop(summary),
+        "statement": words.statement(summary),
         "arms": [_arm(summary, arm) for arm in summary.arms],
         "extra": _extra(summary),
         "imported": words.imported(summary),
         "choices": choices,
         "policy": policy.sentence(summary, choices),
+        "deployable": policy.deployable(summary),
         "twins": words.twins(summary),
         "throughput": plots.throughput(summary),
         "pareto": cell_plots.pareto(summary),
         "tails": [chart for chart in tail_charts if chart is not None],
         "tail_rows": list(_tail_rows(summary)),
+        "floors": {name: requests_floor(quantile) for name, quantile in cell_plots.QUANTILES.items()},
         "stability": [chart for chart in stability if chart is not None],
         "gates": campaign.resolved.get("gates") or {},
         "times": [plots.time(summary, "ttft"), plots.time(summary, "tpot")],
         "distributions": distributions,
+        "needed": words.needed_rows(summary),
         "acceptance_charts": [chart for chart in acceptance_charts if chart is not None],
         "tables": [_table(summary, arm, condition) for arm in summary.arms for condition in _conditions(summary)],
         "agreement_totals": [a for a in summary.agreement if a.level is None and a.condition in _conditions(summary)],

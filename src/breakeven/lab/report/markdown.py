@@ -14,8 +14,12 @@ def markdown(summary: Summary) -> str:
     """The same summary gives the same text."""
     c = summary.campaign
     lines = [f"## breakeven: {plain(summary.run.name)}", ""]
+    if statement := words.statement(summary):
+        lines += [f"> {plain(statement)}", ""]
     if warning := words.warning(summary):
         lines += [f"> **{plain(warning)}**", ""]
+    for sentence in words.regime(summary):
+        lines += [f"> {plain(sentence)}", ""]
     if words.imported(summary):
         lines += [
             f"> Imported from {plain(', '.join(summary.environment['imported']['tools']))}: not measured here.",
@@ -23,6 +27,11 @@ def markdown(summary: Summary) -> str:
         ]
     chosen = policy.sentence(summary, policy.choices(summary))
     lines += [f"**{plain(chosen)}**", ""]
+    schedule = policy.deployable(summary)
+    if schedule.words:
+        lines += [f"As a schedule: {plain(schedule.words)}.", ""]
+    if schedule.flags:
+        lines += ["```", schedule.flags.replace("`", "'"), "```", ""]
     for arm in summary.arms:
         lines += [
             f"**{plain(words.answer(summary, arm))}** "
@@ -42,7 +51,8 @@ def markdown(summary: Summary) -> str:
         lines.append("")
         domains = [d for d in c.conditions if len(c.conditions) > 1]
         if domains:
-            lines += [f"By domain, ratio of throughput at {', '.join(map(str, c.levels))} streams:", ""]
+            kind = "condition" if c.factors else "domain"
+            lines += [f"By {kind}, ratio of throughput at {', '.join(map(str, c.levels))} streams:", ""]
             for domain in domains:
                 found = [row.comparison for row in words.rows(summary, arm, domain)]
                 lines.append(f"- {plain(domain)}: " + ", ".join(f"{_number(x)} ({x.verdict})" for x in found))
@@ -54,6 +64,18 @@ def markdown(summary: Summary) -> str:
         for a in summary.agreement:
             if (a.arm, a.condition, a.level) == (arm, ALL, None):
                 lines += [f"{a.identical} of {a.pairs} answers are identical to those of {plain(c.baseline)}.", ""]
+    if needed := words.needed_rows(summary):
+        lines += [
+            "Acceptance length that breaks even, from arms whose acceptance was set (a condition, not a result):",
+            "",
+            f"| streams | needed | {c.confidence * 100:g}% interval | reached by real drafters | note |",
+            "|---:|---:|:---|:---|:---|",
+            *(
+                f"| {row.level} | {row.length} | {row.interval} | {plain(row.reached)} | {plain(row.note)} |"
+                for row in needed
+            ),
+            "",
+        ]
     if summary.invalid:
         lines += ["Invalid cells:", ""]
         lines += [f"- {plain(x.cell)}: {plain('; '.join(x.reasons))}" for x in summary.invalid[:_SHOWN]]

@@ -129,7 +129,7 @@ def ratio(summary: Summary, arm: str) -> Chart:
             [row.level for row in rows],
             [row.ratio or 1.0 for row in rows],
             [(row.ci_low, row.ci_high) for row in rows],
-            "all domains" if len(c.conditions) > 1 else arm,
+            f"all {'conditions' if c.factors else 'domains'}" if len(c.conditions) > 1 else arm,
         )
         # An interval of two blocks can be absurdly wide: it is cut at the frame, and the table has the figures.
         low, high = max(min(seen), 0.1), min(max(seen), 10.0)
@@ -201,6 +201,54 @@ def acceptance_length(summary: Summary) -> Chart | None:
 
     caption = "1 + accepted ÷ drafts: what one verification gives, where something was drafted. 1 means nothing gained."
     return chart(summary, "acceptance-length", "Acceptance length over load", caption, draw, load_axis=True)
+
+
+def needed_acceptance(summary: Summary) -> Chart | None:
+    """The acceptance length that breaks even over load, beside what real drafters reached; None without synthetic arms.
+
+    An end of an interval that the lengths measured do not bound is drawn to the outermost of them.
+    """
+    rows = summary.needed_acceptance
+    if not rows:
+        return None
+    groups = list(dict.fromkeys(tuple(row.arms) for row in rows))
+
+    def draw(axes: Axes) -> None:
+        names = [arm.name for arm in summary.campaign.arms]
+        for group in groups:
+            mine = [row for row in rows if tuple(row.arms) == group]
+            tone = colour(names.index(group[0]))
+            at = [row.level for row in mine if row.length is not None]
+            needed = [row.length for row in mine if row.length is not None]
+            label = "needed" if len(groups) == 1 else f"needed ({group[0]}, …)"
+            axes.plot(at, needed, color=tone, marker=_MARKERS[0], markersize=5, linewidth=1.8, label=label)
+            for row in mine:
+                low = row.lengths[0] if row.ci_low is None and row.low_open else row.ci_low
+                high = row.lengths[-1] if row.ci_high is None and row.high_open else row.ci_high
+                if low is None or high is None:
+                    continue
+                axes.plot([row.level] * 2, [low, high], color=tone, linewidth=1.4, alpha=0.8)
+                for end, is_open, arrow in ((low, row.low_open, "v"), (high, row.high_open, "^")):
+                    marker = arrow if is_open else _INTERVAL
+                    axes.plot([row.level], [end], color=tone, marker=marker, markersize=6, linestyle="none")
+            for length in mine[0].lengths:
+                axes.axhline(length, color=_GRID, linewidth=0.8, linestyle=(0, (1, 3)), zorder=0)
+        pretended = {arm.name for arm in summary.campaign.arms if arm.synthetic_acceptance is not None}
+        for arm, condition in _acceptance_series(summary):
+            if arm not in pretended:
+                seen = [a for a in summary.acceptance if (a.arm, a.condition) == (arm, condition)]
+                lengths = [a.length.value or 1.0 for a in seen]
+                _acceptance_line(axes, summary, arm, condition, [a.level for a in seen], lengths)
+        axes.set_ylim(bottom=1)
+        axes.set_ylabel("tokens per drafted step")
+
+    confidence = f"{summary.campaign.confidence * 100:g}%"
+    caption = (
+        "Where throughput equals the baseline's, interpolated between acceptance lengths that were set (dotted), with"
+        f" its {confidence} interval; an arrow: not bounded by them. A drafter above the line pays at that load, if a"
+        " round of it costs the same. What real drafters reached stands beside it."
+    )
+    return chart(summary, "needed-acceptance", "Acceptance needed to break even", caption, draw, load_axis=True)
 
 
 def acceptance_positions(summary: Summary) -> Chart | None:

@@ -1,4 +1,4 @@
-"""Which arm at which load: the policy that the verdicts support, in words. Pure.
+"""Which arm at which load: the policy that the verdicts support, in words, and as flags of an engine. Pure.
 
 Only a verdict moves anybody off the baseline: an arm that pays is chosen, the best of several by its ratio. Where none
 pays the baseline stays, and where an arm is undecided that is said.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from breakeven.lab.policy import Policy, PolicyError, decide, export
 from breakeven.lab.report import words
 from breakeven.lab.summary import Summary
 
@@ -69,3 +70,47 @@ def sentence(summary: Summary, found: Sequence[Choice]) -> str:
             f" At {words.streams(open_levels)} it is open: stay with {summary.campaign.baseline} until it is decided."
         )
     return text
+
+
+def ranges_in_words(found: Policy) -> str:
+    """`3 deep at 1 to 4, 1 deep at 5 to 8, off from 9 sequences on`."""
+    if found.off:
+        waiting = any("undecided" in choice.reason for choice in found.choices)
+        return f"off at every load: {'no gain is decided yet' if waiting else 'nothing pays'}"
+    parts = []
+    for first, last, depth in found.ranges[:-1]:
+        where = f"{first} to {last}" if last > first else f"{first}"
+        parts.append(f"{f'{depth} deep' if depth else 'off'} at {where}")
+    first, _, depth = found.ranges[-1]
+    parts.append(f"{f'{depth} deep' if depth else 'off'} from {first} sequences on")
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployable:
+    """What the report says of a schedule. `flags`: of the engine's command line, empty where there is none to give, and
+    `why_not` says why. `content`: of the file that the flags name."""
+
+    words: str
+    flags: str
+    content: str
+    notes: tuple[str, ...]
+    why_not: str
+
+
+def deployable(summary: Summary) -> Deployable:
+    """The schedule that the verdicts support, in the terms of the engine that was measured."""
+    try:
+        found = decide(summary)
+    except PolicyError as problem:
+        return Deployable("", "", "", (), str(problem))
+    if found.off:
+        return Deployable(ranges_in_words(found), "", "", found.notes, "")
+    try:
+        exported = export(found)
+    except PolicyError as problem:
+        return Deployable(ranges_in_words(found), "", "", found.notes, str(problem))
+    content = "" if "{file}" not in " ".join(exported.flags) else exported.content
+    return Deployable(
+        ranges_in_words(found), exported.command("policy-file"), content, (*found.notes, *exported.notes), ""
+    )

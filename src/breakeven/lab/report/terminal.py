@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from breakeven.lab.report import words
+from breakeven.lab.report import policy, words
 from breakeven.lab.summary import Comparison, Summary
 from breakeven.lab.verdict import Verdict
 
@@ -41,6 +41,7 @@ def print_summary(summary: Summary, console: Console | None = None, report: Path
     out.head(summary)
     for arm in summary.arms:
         out.arm(summary, arm)
+    out.schedule(summary)
     out.controls(summary)
     out.legend(summary)
     out.invalid(summary)
@@ -69,12 +70,16 @@ class _Printer:
         )
         self.console.print()
         self.console.print(Text.assemble((clean(run.name), "bold"), "  ", (self._shown(clean(facts)), "dim")))
+        if statement := words.statement(summary):
+            self._say(statement)
         if warning := words.warning(summary):
             self.console.print(Text(self._shown(f"! {warning}"), style="bold red"))
+        for sentence in words.regime(summary):
+            self._say(clean(sentence))
 
     def arm(self, summary: Summary, arm: str) -> None:
         c = summary.campaign
-        pooled = "" if len(c.conditions) == 1 else ", domains pooled"
+        pooled = "" if len(c.conditions) == 1 else f", {'conditions' if c.factors else 'domains'} pooled"
         self.console.print()
         self.console.print(Text.assemble((arm, "bold"), f" against {c.baseline}{pooled}"))
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
@@ -133,6 +138,13 @@ class _Printer:
             + (" A length with ? is not valid." if any(not a.valid for a in summary.acceptance) else ""),
             "dim",
         )
+
+    def schedule(self, summary: Summary) -> None:
+        """The policy by load, where the verdicts give one; `breakeven policy` prints it for an engine."""
+        found = policy.deployable(summary)
+        if found.words:
+            self.console.print()
+            self._say(f"As a schedule: {found.words}" + (" (breakeven policy RUN: as flags)" if found.flags else ""))
 
     def controls(self, summary: Summary) -> None:
         """A/A and tails, where there are any."""

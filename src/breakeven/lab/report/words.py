@@ -149,16 +149,73 @@ def break_even_sentence(found: BreakEvenSummary, confidence: float) -> str:
 
 
 def condition_sentences(summary: Summary, arm: str) -> list[str]:
-    """Did the prompts' domain matter? A sentence per contrast, over all levels; empty with one domain."""
+    """Did a factor matter? A sentence per contrast of each, over all levels; empty with one condition.
+
+    Where the domain is the only factor its values are the conditions.
+    """
     sentences = []
+    asked = {f"arm × {name}": name.replace("_", " ").capitalize() for name in summary.campaign.factors}
     for r in summary.interactions:
-        if (r.arm, r.metric, r.level) == (arm, "throughput", None):
+        factor = (asked or {"arm × condition": "Domain"}).get(r.factor)
+        if factor is not None and (r.arm, r.metric, r.level) == (arm, "throughput", None):
             interval = "" if r.ci_low is None or r.ci_high is None else f" [{percent(r.ci_low)}, {percent(r.ci_high)}]"
             sentences.append(
-                f"Domain: the ratio in {r.condition} against {r.against}, over all levels, is"
+                f"{factor}: the ratio in {r.condition} against {r.against}, over all levels, is"
                 f" {percent(r.ratio)}{interval}, {r.verdict}."
             )
     return sentences
+
+
+def regime(summary: Summary) -> list[str]:
+    """What is said of the conditions at the top: a cache declared warm, and the factors that are crossed."""
+    campaign, sentences = summary.campaign, []
+    factors = {name: values for name, values in campaign.factors.items() if len(values) > 1}
+    if factors:
+        told = " × ".join(f"{name.replace('_', ' ')} ({', '.join(values)})" for name, values in factors.items())
+        sentences.append(
+            f"Conditions: {told}, each with each; figures over all conditions pool them, and what a factor changes is"
+            " told apart below."
+        )
+    if sessions := (campaign.resolved.get("workload") or {}).get("sessions"):
+        mean = " on average" if sessions.get("think_spread") == "exponential" else ""
+        context = (
+            "The context holds what the model itself said, so from the second turn on arms get the same prompts only"
+            " where their answers agree."
+            if sessions.get("answers") == "own"
+            else "The context holds recorded answers, the same for all arms."
+        )
+        sentences.append(
+            "Sessions: a level is a number of dialogues in play; each turn is sent when the answer before it has come"
+            f" and {sessions.get('think_s'):g} s{mean} have passed, so throughput includes that waiting. Later turns"
+            f" find their own history in the prefix cache. {context}"
+        )
+    crossed = (campaign.resolved.get("conditions") or {}).get("cache") or ()
+    if "warm" in crossed or campaign.resolved.get("cache") == "warm":
+        where = ' In the conditions named "warm" the' if crossed else " The"
+        shares = [
+            share
+            for cell in summary.cells
+            if cell.valid and (not crossed or "warm" in cell.condition.split("+"))
+            for share in [cell.metrics["cached_share"].value]
+            if share is not None
+        ]
+        found = (
+            f" {min(shares):.0%} to {max(shares):.0%} of a valid cell's prompt tokens came from it."
+            if shares
+            else " The servers do not report its hits, so that it was warm rests on the sending alone."
+        )
+        sentences.append(
+            f"Declared warm prefix cache.{where} prompts of each cell were sent once before it was measured, so its"
+            f" times to first token leave most of the prefill out.{found}"
+        )
+    return sentences
+
+
+def open_loop(summary: Summary) -> bool:
+    """Is a level a rate, by the campaign?"""
+    resolved = summary.campaign.resolved
+    varied = (resolved.get("conditions") or {}).get("arrivals")
+    return bool(varied) or (resolved.get("arrivals") or {}).get("process", "closed") != "closed"
 
 
 def correction(summary: Summary, arm: str) -> str:
@@ -264,3 +321,58 @@ def rate(value: float | None) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def statement(summary: Summary) -> str:
+    """What is to be known of a run before anything in it is read, such as that it confirms a search; may be empty."""
+    tuning = summary.environment.get("tuning")
+    return str(tuning.get("statement", "")) if isinstance(tuning, Mapping) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NeededRow:
+    """One row of the table of needed acceptance, every cell as text but the numbers of streams and blocks."""
+
+    level: int
+    length: str
+    interval: str
+    bootstrap: str
+    reached: str
+    arms: str
+    blocks: int
+    note: str
+
+
+def needed_rows(summary: Summary) -> list[NeededRow]:
+    """The acceptance lengths that break even, beside those that real arms reached at the same level."""
+    pretended = {arm.name for arm in summary.campaign.arms if arm.synthetic_acceptance is not None}
+    rows = []
+    for row in summary.needed_acceptance:
+        reached = [
+            f"{a.arm} {a.length.value:.2f}"
+            for a in summary.acceptance
+            if a.level == row.level and a.condition == ALL and a.arm not in pretended and a.length.value is not None
+        ]
+        known = row.ci_low is not None or row.ci_high is not None or (row.low_open and row.high_open)
+        rows.append(
+            NeededRow(
+                level=row.level,
+                length="–" if row.length is None else f"{row.length:.2f}",
+                interval=_between(row.ci_low, row.ci_high) if known else "–",
+                bootstrap=_between(row.bootstrap_low, row.bootstrap_high) if row.blocks > 1 else "–",
+                reached=", ".join(reached) or "–",
+                arms=joined(row.arms),
+                blocks=row.blocks,
+                note=row.note,
+            )
+        )
+    return rows
+
+
+def _between(low: float | None, high: float | None) -> str:
+    """An interval that may be open: `2.10 to 2.60`, `below 2.60`, `above 2.10`, `not bounded`."""
+    if low is not None and high is not None:
+        return f"{low:.2f} to {high:.2f}"
+    if high is not None:
+        return f"below {high:.2f}"
+    return f"above {low:.2f}" if low is not None else "not bounded"

@@ -23,7 +23,10 @@ from breakeven.lab.stats.ratio import Estimator, RatioEstimate, ratio_from_logs
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """Condition number `condition` against the mean of the others. `p_adjusted`: Holm over the conditions."""
+    """Condition number `condition` against the mean of the others. `p_adjusted`: Holm over the conditions.
+
+    Of `crossed_contrasts` the number of a pair, counted by rows.
+    """
 
     condition: int
     estimate: RatioEstimate
@@ -42,9 +45,47 @@ def contrasts(
     blocks, conditions = data.shape
     if blocks == 0 or conditions < 2:
         return []
-    others = (data.sum(axis=1, keepdims=True) - data) / (conditions - 1)
-    wanted = range(1) if conditions == 2 else range(conditions)
-    estimates = [estimate((data - others)[:, c].tolist(), confidence) for c in wanted]
+    return _estimated(_against_others(data, 1), _asked(conditions), confidence, estimate)
+
+
+def crossed_contrasts(
+    logs: Sequence[Sequence[Sequence[float]]], confidence: float = 0.95, estimate: Estimator = ratio_from_logs
+) -> list[tuple[int, int, Contrast]]:
+    """Two factors: does the one change the other's effect? `logs[b][i][j]`: shape (blocks, values, values).
+
+    Of each pair (i, j), the contrast of i against the other values of its factor, at j against the same at the other
+    values of j's: exp of it is a ratio of ratios. Where a factor has two values only its first is given. Holm over
+    all. Blocks with a value missing (nan) are left out; empty as in `contrasts`. Raises ValueError likewise.
+    """
+    shapes = {(len(block), *sorted({len(row) for row in block})) for block in logs}
+    if len(shapes) > 1 or any(len(shape) != 2 for shape in shapes):
+        raise ValueError(f"every block must have the same table of values, but they have the shapes {sorted(shapes)}")
+    rows, columns = shapes.pop() if shapes else (0, 0)
+    data = _complete([[value for row in block for value in row] for block in logs])
+    if data.shape[0] == 0 or rows < 2 or columns < 2:
+        return []
+    both = _against_others(_against_others(data.reshape(-1, rows, columns), 1), 2).reshape(-1, rows * columns)
+    wanted = [i * columns + j for i in _asked(rows) for j in _asked(columns)]
+    found = _estimated(both, wanted, confidence, estimate)
+    return [(*divmod(contrast.condition, columns), contrast) for contrast in found]
+
+
+def _against_others(data: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    """Each value minus the mean of the others along an axis."""
+    others = (data.sum(axis=axis, keepdims=True) - data) / (data.shape[axis] - 1)
+    return np.asarray(data - others)
+
+
+def _asked(values: int) -> range:
+    """Of two values the contrasts are opposite, so the first is asked alone."""
+    return range(1) if values == 2 else range(values)
+
+
+def _estimated(
+    data: NDArray[np.float64], wanted: Sequence[int], confidence: float, estimate: Estimator
+) -> list[Contrast]:
+    """The columns' estimates, with Holm over them."""
+    estimates = [estimate(data[:, c].tolist(), confidence) for c in wanted]
     known = [e.p_value for e in estimates if e.p_value is not None]
     adjusted: Sequence[float | None] = holm(known) if len(known) == len(estimates) else [None] * len(estimates)
     return [Contrast(c, e, p) for c, e, p in zip(wanted, estimates, adjusted, strict=True)]

@@ -71,7 +71,7 @@ ENCYCLOPEDIC_FORMS: tuple[str, ...] = (
     "is {topic} still important today", "Name three books or works about {topic} and say what they are about.",
 )  # fmt: skip
 
-_PEOPLE = (
+PEOPLE = (
     "Sara",
     "Ben",
     "Lucia",
@@ -88,7 +88,7 @@ _PEOPLE = (
     "Eva",
 )
 _THINGS = ("apples", "books", "marbles", "pens", "tickets", "cookies", "stickers", "eggs", "flowers", "coins", "bricks")
-_PLACES = ("a market", "a bakery", "school", "a library", "a farm", "a museum", "an office", "a garden", "a station")
+PLACES = ("a market", "a bakery", "school", "a library", "a farm", "a museum", "an office", "a garden", "a station")
 _ROLES = (
     "a pirate captain", "a medieval knight", "a strict teacher", "a friendly robot", "a detective from the 1920s",
     "a sports commentator", "a ghost in an old castle", "a talking cat", "a grandmother who loves stories",
@@ -179,8 +179,8 @@ def chat_prompts(count: int, seed: int, passages: Sequence[tuple[str, str]]) -> 
 
 
 def _math(draw: random.Random) -> PromptRow:
-    who, other = draw.sample(_PEOPLE, 2)
-    thing, place = draw.choice(_THINGS), draw.choice(_PLACES)
+    who, other = draw.sample(PEOPLE, 2)
+    thing, place = draw.choice(_THINGS), draw.choice(PLACES)
     a, b, c = draw.randint(3, 60), draw.randint(2, 12), draw.randint(2, 9)
     text = draw.choice(
         (
@@ -212,7 +212,7 @@ def _translation(draw: random.Random) -> PromptRow:
         lead = draw.choice(("Translate German to English: {}", "Translate to English: {}", "What does this mean? {}"))
     else:
         sentence = draw.choice(_ENGLISH).format(
-            place=draw.choice(_PLACES), who=draw.choice(_PEOPLE), thing=draw.choice(_THINGS)
+            place=draw.choice(PLACES), who=draw.choice(PEOPLE), thing=draw.choice(_THINGS)
         )
         lead = f"Translate English to {draw.choice(_TARGETS)}: {{}}"
     return user("chat", "own: translation", lead.format(sentence))
@@ -224,7 +224,7 @@ def _writing(draw: random.Random) -> PromptRow:
         (
             f"Write {draw.choice(_KINDS)} about {topic}. It should be {draw.choice(_TONES)}.",
             f"Write {draw.choice(_KINDS)} by {draw.choice(_ROLES)} about {topic}.",
-            f"Compose {draw.choice(_KINDS)} for {draw.choice(_PEOPLE)} in a {draw.choice(_TONES)} tone. Mention {topic}.",
+            f"Compose {draw.choice(_KINDS)} for {draw.choice(PEOPLE)} in a {draw.choice(_TONES)} tone. Mention {topic}.",
             f"Give me a {draw.choice(_TONES)} title and an outline for {draw.choice(_KINDS)} on {topic}.",
         )
     )
@@ -264,7 +264,7 @@ def _short_question(draw: random.Random) -> PromptRow:
 
 
 def _reasoning(draw: random.Random) -> PromptRow:
-    a, b, c = draw.sample(_PEOPLE, 3)
+    a, b, c = draw.sample(PEOPLE, 3)
     thing, number = draw.choice(_THINGS), draw.randint(3, 9)
     text = draw.choice(
         (
@@ -284,7 +284,7 @@ def _reasoning(draw: random.Random) -> PromptRow:
 def _extraction(draw: random.Random) -> PromptRow:
     lines = []
     for _ in range(draw.randint(2, 4)):
-        who, place, thing = draw.choice(_PEOPLE), draw.choice(_PLACES), draw.choice(_THINGS)
+        who, place, thing = draw.choice(PEOPLE), draw.choice(PLACES), draw.choice(_THINGS)
         number = draw.randint(2, 90)
         lines.append(
             draw.choice(

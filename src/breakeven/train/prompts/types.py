@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 from breakeven.train.config import Domain
 
@@ -25,7 +26,7 @@ class PromptRow:
         """Of the messages alone: equal prompts have equal ids."""
         return hashlib.sha256(repr(self.messages).encode("utf-8", "replace")).hexdigest()[:16]
 
-    def row(self) -> dict[str, object]:
+    def row(self) -> dict[str, Any]:
         """The JSON line."""
         return {
             "id": self.id,

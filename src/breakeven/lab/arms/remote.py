@@ -1,0 +1,92 @@
+"""A server on another machine: started over ssh in a process group of its own there, and ended with it.
+
+The far side runs a short shell script. It writes the server's files, starts it in a session of its own, says the number
+of its process group, and holds its own standard input: when that ends (the lab stops the server, or has died, or the
+connection is gone), it ends the group, first with SIGTERM and after a while with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+_GROUP = re.compile(r"^breakeven: process group (\d+)$", re.M)
+_ASK_TIMEOUT_S = 20.0
+
+
+def remote_folder(port: int) -> str:
+    """Where the server's files are put on the far side."""
+    return f"/tmp/breakeven-{port}"
+
+
+def ssh_command(destination: str, script: str) -> list[str]:
+    """The local command line that runs a script on the far side."""
+    return ["ssh", *_OPTIONS, destination, script]
+
+
+def start_script(
+    command: Sequence[str],
+    env: Mapping[str, str | None],
+    files: Mapping[str, str],
+    folder: str,
+    stop_timeout_s: float,
+) -> str:
+    """The script that starts a server and ends it with its own standard input. For any POSIX shell."""
+    lines = ["exec 3<&0"]
+    if files:
+        lines.append(f"mkdir -p {shlex.quote(folder)} || exit 1")
+    for name, text in files.items():
+        encoded = base64.b64encode(text.encode()).decode()
+        lines.append(f"echo {encoded} | base64 -d > {shlex.quote(f'{folder}/{name}')} || exit 1")
+    unset = [part for name, value in env.items() if value is None for part in ("-u", name)]
+    variables = [f"{name}={value}" for name, value in env.items() if value is not None]
+    lines += [
+        f"setsid env {shlex.join([*unset, *variables, *command])} </dev/null 3<&- &",
+        "g=$!",
+        'echo "breakeven: process group $g"',
+        f"( cat <&3 >/dev/null; {_end_group(stop_timeout_s)} ) &",
+        "w=$!",
+        "wait $g; s=$?",
+        "exec 3<&-",
+        f"{_end_group(stop_timeout_s)}",
+        "kill $w 2>/dev/null",
+        *([f"rm -rf {shlex.quote(folder)}"] if files else []),
+        "exit $s",
+    ]
+    return "\n".join(lines)
+
+
+def _end_group(timeout_s: float) -> str:
+    """SIGTERM to the group $g, SIGKILL to what is left of it after so many seconds; as dash and bash take it."""
+    tenths = max(10, round(10 * timeout_s))
+    return (
+        "kill -TERM -$g 2>/dev/null || kill -TERM $g 2>/dev/null; n=0; "
+        f"while kill -0 -$g 2>/dev/null && [ $n -lt {tenths} ]; do sleep 0.1; n=$((n+1)); done; "
+        "kill -KILL -$g 2>/dev/null"
+    )
+
+
+def process_group(log: str) -> int | None:
+    """The number of the server's process group on the far side, from the launch's log."""
+    found = _GROUP.findall(log)
+    return int(found[-1]) if found else None
+
+
+def group_is_gone(destination: str, group: int) -> bool | None:
+    """Whether no process of the group is left on the far side; None if that cannot be asked."""
+    script = f"if kill -0 -{group} 2>/dev/null; then echo left; else echo gone; fi"
+    try:
+        answer = subprocess.run(
+            ssh_command(destination, script),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_TIMEOUT_S,
+            text=True,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return {"gone": True, "left": False}.get(answer.stdout.strip())

@@ -1,0 +1,225 @@
+"""Which depth at which level, and the schedule that follows. Pure.
+
+At each level an arm is *allowed* if its verdict on the declared primary metric is "pays" and no single domain's verdict
+is "hurts": then its interval lies above the baseline, and no part of the traffic falls under it beyond the margin. Of
+the allowed arms of one family the one with the largest ratio is chosen; without any, speculation is off. Of several
+families the one with the largest sum of log ratios over the levels wins. An arm that is undecided is never chosen,
+however promising: more blocks decide it, a policy does not.
+
+The best of several arms is chosen by the same data that shows its gain, so the gain is a little too good, the more so
+the more arms there are; `breakeven tune` measures the winner again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from breakeven.lab.policy.ranges import Range, schedule
+from breakeven.lab.policy.shapes import SYNTHETIC, Shape, shape, unlike
+
+if TYPE_CHECKING:
+    from breakeven.lab.summary import Comparison, Summary
+
+_ALL = "all"  # the condition that pools all domains
+
+
+class PolicyError(ValueError):
+    """There is no policy to be had, or an engine cannot follow it; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LevelChoice:
+    """What runs at one level. `arm` is the baseline where `depth` is 0. `ratio`: of the primary metric, arm ÷ baseline
+    (its interval beside it), as the summary has it; None where nothing speculates. `reason`: in plain words."""
+
+    level: int
+    arm: str
+    depth: int
+    ratio: float | None
+    ci_low: float | None
+    ci_high: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A schedule and what it rests on. `arm`: the deepest of the chosen family; empty where speculation is off at every
+    level. `settings`: that arm's. `ranges`: (first, last, depth) by batch size, from 1, without gaps."""
+
+    baseline: str
+    metric: str
+    margin: float
+    arm: str
+    shape: Shape
+    settings: Mapping[str, Any]
+    choices: tuple[LevelChoice, ...]
+    ranges: tuple[Range, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def off(self) -> bool:
+        """Does nothing pay at any level?"""
+        return not self.arm
+
+
+def decide(summary: Summary) -> Policy:
+    """The policy that a summary supports. PolicyError where its levels are no batch sizes, or no depth is known."""
+    digest = summary.campaign
+    resolved = digest.resolved
+    if (resolved.get("arrivals") or {}).get("process", "closed") != "closed":
+        raise PolicyError(
+            "a schedule goes by the number of sequences, but the levels of this run are rates of arrival: measure the"
+            " same arms in closed loop (arrivals: closed)"
+        )
+    metric = str(resolved.get("primary_metric", "throughput"))
+    settings = {arm.name: arm.settings for arm in digest.arms}
+    pretended = {arm.name for arm in digest.arms if arm.synthetic_acceptance is not None}
+    shapes = {name: _real(shape(settings[name]), name in pretended) for name in summary.arms}
+    unknown = {name: found.reason for name, found in shapes.items() if not found.known}
+    families: dict[str, list[str]] = {}
+    for name, found in shapes.items():
+        if found.known and found.depth:
+            families.setdefault(found.family, []).append(name)
+    if not families:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in unknown.items())
+        raise PolicyError(f"no arm says how deep it drafts{f' ({reasons})' if reasons else ''}")
+    rows = {
+        (c.arm, c.condition, c.level): c
+        for c in summary.comparisons
+        if c.metric == metric and (c.arm in shapes) and shapes[c.arm].known
+    }
+    levels = sorted(digest.levels)
+    best: tuple[float, list[str], list[LevelChoice]] | None = None
+    for members in families.values():
+        chosen = [_choose(level, members, shapes, rows, digest.conditions, digest.baseline) for level in levels]
+        total = sum(_gain(rows[choice.arm, _ALL, choice.level]) for choice in chosen if choice.depth)
+        if best is None or total > best[0]:
+            best = (total, members, chosen)
+    assert best is not None
+    _, members, chosen = best
+    notes = [f"{name} is left out: {reason}" for name, reason in unknown.items()]
+    if not any(choice.depth for choice in chosen):
+        return Policy(
+            digest.baseline, metric, digest.margin, "", Shape(shapes[members[0]].engine), {}, tuple(chosen),
+            schedule(levels, [0] * len(levels), lambda depth, level: False), tuple(notes),
+        )  # fmt: skip
+    limit = -math.log1p(digest.margin)
+
+    def safe(depth: int, level: int) -> bool:
+        """Is some member of this depth shown, at this level, not to be below the baseline by more than the margin?"""
+        return any(
+            shapes[name].depth_at(level) == depth
+            and (row := rows.get((name, _ALL, level))) is not None
+            and (low := _low(row)) is not None
+            and low >= limit
+            and not _hurts(name, level, rows, digest.conditions)
+            for name in members
+        )
+
+    for name in members:
+        taxed = [
+            level for level in levels
+            if shapes[name].ranges
+            and not shapes[name].depth_at(level)
+            and (row := rows.get((name, _ALL, level))) is not None
+            and row.verdict == "hurts"
+        ]  # fmt: skip
+        if taxed:
+            notes.append(
+                f"{name} hurts at {', '.join(map(str, taxed))} streams, where its own schedule is off: being ready to"
+                f" speculate costs something there, so the baseline is the better choice for such loads"
+            )
+    used = {choice.depth for choice in chosen}
+    deepest = max((n for n in members if shapes[n].depth in used or shapes[n].ranges), key=lambda n: shapes[n].depth)
+    notes += _notes(levels, chosen, settings[deepest], settings[digest.baseline], digest.baseline)
+    ranges = schedule(levels, [choice.depth for choice in chosen], safe)
+    return Policy(
+        digest.baseline, metric, digest.margin, deepest, shapes[deepest], settings[deepest], tuple(chosen), ranges,
+        tuple(notes),
+    )  # fmt: skip
+
+
+def _real(found: Shape, pretended: bool) -> Shape:
+    """The shape, unknown for an arm whose acceptance is synthetic by whatever setting."""
+    return replace(found, reason=SYNTHETIC) if pretended and found.known else found
+
+
+_Rows = Mapping[tuple[str, str, int], "Comparison"]
+
+
+def _choose(
+    level: int,
+    members: Sequence[str],
+    shapes: Mapping[str, Shape],
+    rows: _Rows,
+    conditions: Sequence[str],
+    baseline: str,
+) -> LevelChoice:
+    here = {name: row for name in members if (row := rows.get((name, _ALL, level))) is not None}
+    paying = {name: row for name, row in here.items() if row.verdict == "pays" and shapes[name].depth_at(level)}
+    hurting = {name: where for name in paying if (where := _hurts(name, level, rows, conditions))}
+    allowed = [name for name in paying if name not in hurting]
+    if allowed:
+        best = max(allowed, key=lambda name: _gain(here[name]))
+        row = here[best]
+        return LevelChoice(level, best, shapes[best].depth_at(level), row.ratio, row.ci_low, row.ci_high, "pays")
+    if hurting:
+        name, where = next(iter(hurting.items()))
+        reason = f"{name} pays on the whole, but hurts {' and '.join(where)}"
+    else:
+        verdicts = {name: row.verdict for name, row in here.items()}
+        undecided = [name for name, verdict in verdicts.items() if verdict == "undecided"]
+        reason = (
+            f"{', '.join(undecided)} undecided" if undecided else "nothing pays" if here else "nothing was compared"
+        )
+    return LevelChoice(level, baseline, 0, None, None, None, reason)
+
+
+def _hurts(name: str, level: int, rows: _Rows, conditions: Sequence[str]) -> list[str]:
+    """The domains in which an arm hurts at a level."""
+    found = ((condition, rows.get((name, condition, level))) for condition in conditions)
+    return [condition for condition, row in found if row is not None and row.verdict == "hurts"]
+
+
+def _gain(row: Comparison) -> float:
+    """The log ratio, above 0 where the arm is better."""
+    if row.ratio is None or row.ratio <= 0:
+        return -math.inf
+    return math.log(row.ratio) if row.better == "higher" else -math.log(row.ratio)
+
+
+def _low(row: Comparison) -> float | None:
+    """The end of the interval on the worse side, as a log ratio above 0 where better; None without an interval."""
+    end = row.ci_low if row.better == "higher" else row.ci_high
+    if end is None or end <= 0:
+        return None
+    return math.log(end) if row.better == "higher" else -math.log(end)
+
+
+def _notes(
+    levels: Sequence[int],
+    chosen: Sequence[LevelChoice],
+    settings: Mapping[str, Any],
+    baseline: Mapping[str, Any],
+    name: str,
+) -> list[str]:
+    notes = []
+    if chosen[-1].depth:
+        notes.append(
+            f"speculation still pays at the highest level measured ({levels[-1]}); above it nothing is known, so it is"
+            " off there: measure higher levels to extend it"
+        )
+    if levels[0] > 1 and chosen[0].depth:
+        notes.append(f"below {levels[0]} streams nothing was measured; the depth of {levels[0]} is carried down")
+    undecided = [choice.level for choice in chosen if "undecided" in choice.reason]
+    if undecided:
+        notes.append(f"off at {', '.join(map(str, undecided))} streams for want of a verdict, not because of one")
+    if different := unlike(settings, baseline):
+        notes.append(
+            f"off means depth 0 of this server, which differs from {name} in {', '.join(different)}: whether it costs"
+            f" nothing there was not measured"
+        )
+    return notes
