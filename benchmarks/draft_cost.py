@@ -35,9 +35,11 @@ from breakeven.engine.tree import DraftTree
 SHAPES: dict[str, SpeculationConfig | None] = {
     "off": None,
     "chain 3": SpeculationConfig("eagle3", num_steps=3, eagle_topk=1, num_draft_tokens=4),
+    "chain 7": SpeculationConfig("eagle3", num_steps=7, eagle_topk=1, num_draft_tokens=8),
     "tree 2/4/16": SpeculationConfig("eagle3", num_steps=2, eagle_topk=4, num_draft_tokens=16),
 }
 HEADS = {  # intermediate size, KV heads, draft vocabulary
+    "MLP 1536, 3 KV heads, Vd 8192": (1536, 3, 8192),
     "MLP 1536, 3 KV heads, Vd 16384": (1536, 3, 16384),
     "MLP 4608, 9 KV heads, Vd 16384": (4608, 9, 16384),
     "MLP 4608, 9 KV heads, Vd 32768": (4608, 9, 32768),

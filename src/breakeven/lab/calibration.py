@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from breakeven.lab.client import Endpoint, LoadClient, LoadResult, RequestResult, RequestSpec, parse_exchange
-from breakeven.lab.client.backend import LoadBackend
+from breakeven.lab.client.types import LoadBackend
 from breakeven.lab.mock import MockProcess, MockScript
 
 MAX_TTFT_ERROR_MS = 5.0

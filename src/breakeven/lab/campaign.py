@@ -716,8 +716,8 @@ class Campaign(Section):
             raise ValueError(
                 "workload.sessions is a closed loop, in which a turn waits for the answer: leave arrivals out"
             )
-        if self.client.workers > 1:
-            raise ValueError("workload.sessions run in one client process: set client.workers to 1")
+        if self.client.workers > 1 or self.client.backend != "local":
+            raise ValueError("workload.sessions run in one client process: set client.workers to 1, and no backend")
         if self.workload.template != "chat":
             raise ValueError("workload.sessions need the chat template: a dialogue as plain text has no turns")
         return self

@@ -20,11 +20,10 @@ from breakeven.lab.arms.process import kill_leftover
 from breakeven.lab.arms.prometheus import Rise, rise
 from breakeven.lab.calibration import CalibrationError, Capacity, quick, read_capacity
 from breakeven.lab.campaign import SENTINEL, Campaign, Sessions
-from breakeven.lab.client.backend import LoadBackend
 from breakeven.lab.client.make import make_client
 from breakeven.lab.client.parse import parse_exchange
-from breakeven.lab.client.sessions import Messages, Session
-from breakeven.lab.client.types import LoadResult, RequestResult, RequestSpec
+from breakeven.lab.client.sessions import Messages, Session, run_sessions
+from breakeven.lab.client.types import LoadBackend, LoadResult, RequestResult, RequestSpec
 from breakeven.lab.client.workers import LoadClient, WorkerError
 from breakeven.lab.design import stable_hash
 from breakeven.lab.events import (
@@ -596,7 +595,7 @@ class CampaignRunner:
 
         endpoint, specs = arm.endpoint(self._route), asked.specs
         if asked.sessions:
-            return self._client.sessions(
+            return run_sessions(
                 endpoint,
                 asked.sessions,
                 key.level,

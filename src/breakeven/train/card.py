@@ -60,8 +60,28 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
                 shares = table["groups"].get(group, {}).get("all", {}).get("per_position", ())
                 cells.append(" ".join(f"{share:.2f}" for share in shares) or "–")
             lines.append(f"| {group} | " + " | ".join(cells) + " |")
+    if card.get("serving"):
+        lines += _serving_lines(card["serving"])
     if card.get("decoded"):
         lines += ["", "## What is learnt", "", "The learnt span of a few conversations, decoded:", ""]
         for text in card["decoded"]:
             lines += ["```text", text.replace("```", "'''"), "```", ""]
+    return lines
+
+
+def _serving_lines(serving: Mapping[str, Any]) -> list[str]:
+    """Width and vocabulary against what a step costs: `rows` of `benchmarks/draft_cost.py`, with the acceptance length
+    where a drafter of that shape was trained."""
+    lines = ["", "## What drafting costs", "", f"`{serving['command']}` ({serving['hardware']}, {serving['date']})."]
+    lines += [f"A round's time over a plain step's; with a measured acceptance length ({serving['acceptance']}) also"]
+    lines += ["tokens per second over those without speculation, which is the length divided by that cost.", ""]
+    lines += [
+        "| drafter | streams | shape | round / plain step | acceptance length | faster by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in serving["rows"]:
+        cost = row["step_ms"] / row["plain_step_ms"]
+        length = row.get("acceptance_length")
+        end = ("–", "–") if length is None else (f"{length:.2f}", f"{length / cost:.2f}")
+        lines.append(f"| {row['head']} | {row['streams']} | {row['shape']} | {cost:.2f} | {end[0]} | {end[1]} |")
     return lines

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from breakeven.lab.campaign import Client
-from breakeven.lab.client.backend import LoadBackend
 from breakeven.lab.client.ray_backend import RayClient
+from breakeven.lab.client.types import LoadBackend
 from breakeven.lab.client.workers import LoadClient
 
 

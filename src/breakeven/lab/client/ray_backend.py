@@ -28,7 +28,6 @@ from breakeven import __version__
 from breakeven.lab.client.clocks import ClockMap, Offset, RoundTrip, estimate
 from breakeven.lab.client.generator import AHEAD_CONNECTIONS, CALLBACK_S, ClosedLoop, OpenLoop
 from breakeven.lab.client.partition import closed_shares, open_shares, place
-from breakeven.lab.client.sessions import Messages, Session, run_sessions
 from breakeven.lab.client.types import Endpoint, LoadResult, RequestSpec
 from breakeven.lab.client.workers import WorkerError, merge
 
@@ -238,22 +237,6 @@ class RayClient:
             for number, share in enumerate(shares)
         ]
         return self._run(jobs, deadline_s, on_progress, should_stop)
-
-    def sessions(
-        self,
-        endpoint: Endpoint,
-        sessions: Sequence[Session],
-        concurrency: int,
-        body: Callable[[Messages, str], bytes],
-        *,
-        timeout_s: float = 600,
-        on_progress: Callable[[int, int], None] | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> LoadResult:
-        """As `sessions.run_sessions`, on the calling thread and so by this machine's clock."""
-        return run_sessions(
-            endpoint, sessions, concurrency, body, timeout_s=timeout_s, on_progress=on_progress, should_stop=should_stop
-        )
 
     def _reachable(self, endpoint: Endpoint) -> Endpoint:
         return reachable(endpoint, self._here) if self._elsewhere else endpoint

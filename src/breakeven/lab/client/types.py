@@ -6,8 +6,9 @@ The generator writes `RawExchange`s: bytes and the time of each read, and nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +108,50 @@ class RequestResult:
     cached_tokens: int | None
     error: str | None  # anything that makes the request invalid, in plain words
     speculation: Mapping[str, float] | None = None  # the server's own per-request counters, where it sends them
+
+
+class LoadBackend(Protocol):
+    """What runs loads: processes of this machine (`workers.LoadClient`) or actors on several (`ray_backend.RayClient`).
+
+    Both send the same requests by the same loop and give results of the same form.
+    """
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The node of each worker, by name; empty where all are on this machine."""
+        ...
+
+    def closed_loop(
+        self,
+        endpoint: Endpoint,
+        requests: Sequence[RequestSpec],
+        concurrency: int,
+        *,
+        timeout_s: float = 600,
+        deadline_s: float | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> LoadResult:
+        """As `generator.run_closed_loop`; raises WorkerError where a worker fails."""
+        ...
+
+    def open_loop(
+        self,
+        endpoint: Endpoint,
+        requests: Sequence[RequestSpec],
+        *,
+        connections: int = 64,
+        timeout_s: float = 600,
+        deadline_s: float | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> LoadResult:
+        """As `generator.run_open_loop`; raises WorkerError where a worker fails."""
+        ...
+
+    def close(self) -> None:
+        """Ends the workers. Calling it again does nothing."""
+        ...

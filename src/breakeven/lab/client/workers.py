@@ -28,7 +28,6 @@ from breakeven.lab.client.generator import (
     run_closed_loop,
     run_open_loop,
 )
-from breakeven.lab.client.sessions import Messages, Session, run_sessions
 from breakeven.lab.client.types import Endpoint, LoadResult, RawExchange, RequestSpec
 
 START_AHEAD_NS = 20_000_000  # from fixing the start until it comes: every worker must have heard of it
@@ -165,22 +164,6 @@ class LoadClient:
             for number in range(self.workers)
         ]
         return self._run(jobs, on_progress, should_stop)
-
-    def sessions(
-        self,
-        endpoint: Endpoint,
-        sessions: Sequence[Session],
-        concurrency: int,
-        body: Callable[[Messages, str], bytes],
-        *,
-        timeout_s: float = 600,
-        on_progress: Callable[[int, int], None] | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> LoadResult:
-        """As `sessions.run_sessions`, on the calling thread whatever the number of workers."""
-        return run_sessions(
-            endpoint, sessions, concurrency, body, timeout_s=timeout_s, on_progress=on_progress, should_stop=should_stop
-        )
 
     def _run(
         self,
