@@ -68,7 +68,8 @@ def test_vllm_is_told_everything_in_its_own_words() -> None:
         env={"X": "1"},
     )
     assert found.command == (
-        *("/venv/bin/vllm", "serve", "m", "--host", "{host}", "--port", "{port}", "--served-model-name", "name"),
+        *("/venv/bin/vllm", "serve", "m", "--host", "{host}", "--port", "{port}"),
+        *("--enable-prompt-tokens-details", "--served-model-name", "name"),
         *("--dtype", "float32", "--max-model-len", "2048", "--tensor-parallel-size", "2"),
         *("--pipeline-parallel-size", "3", "--data-parallel-size", "4", "--enable-expert-parallel", "--enforce-eager"),
     )
@@ -87,7 +88,16 @@ def test_sglang_is_told_everything_in_its_own_words() -> None:
     found = launch("sglang", eagle(num_steps=2, eagle_topk=4, num_draft_tokens=16), tensor_parallel=8, dtype="bfloat16")
     assert found.command == (
         *("python", "-m", "sglang.launch_server", "--model-path", "m", "--host", "{host}", "--port", "{port}"),
-        *("--enable-metrics", "--dtype", "bfloat16", "--tp-size", "8", "--speculative-algorithm", "EAGLE3"),
+        *(
+            "--enable-metrics",
+            "--enable-cache-report",
+            "--dtype",
+            "bfloat16",
+            "--tp-size",
+            "8",
+            "--speculative-algorithm",
+            "EAGLE3",
+        ),
         *("--speculative-draft-model-path", "d", "--speculative-num-steps", "2", "--speculative-eagle-topk", "4"),
         *("--speculative-num-draft-tokens", "16"),
     )

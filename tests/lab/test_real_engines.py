@@ -55,7 +55,7 @@ def arm(engine: str, speculation: Any = "off", flags: tuple[str, ...] = (), **fi
             "dtype": "float32",
             "flags": ["--max-num-seqs", "8", "--enforce-eager", *flags],
             "env": {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
-            "startup_timeout_s": 400,
+            "startup_timeout_s": 1200,
         }
     else:
         engine_fields = {

@@ -38,7 +38,7 @@ class SglangArm(EngineArm):
 def launch(arm: SglangArm) -> Launch:
     """The launch. RefusedError for what SGLang does not have."""
     command = [*arm.program("python", "-m", "sglang.launch_server"), "--model-path", arm.model]
-    command += ["--host", HOST, "--port", PORT, "--enable-metrics"]
+    command += ["--host", HOST, "--port", PORT, "--enable-metrics", "--enable-cache-report"]
     if arm.served_model_name is not None:
         command += ["--served-model-name", arm.served_model_name]
     if arm.dtype != "auto":

@@ -32,6 +32,7 @@ class VllmArm(EngineArm):
 def launch(arm: VllmArm) -> Launch:
     """The launch. RefusedError for what vLLM does not have."""
     command = [*arm.program("vllm"), "serve", arm.model, "--host", HOST, "--port", PORT]
+    command.append("--enable-prompt-tokens-details")  # hits of the prefix cache, in each answer's usage
     if arm.served_model_name is not None:
         command += ["--served-model-name", arm.served_model_name]
     if arm.dtype != "auto":
