@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from eagle3_tools import CHAIN3, DEEP_TREE, knowing_drafter, predictable_weights
 from engine_tools import CHAIN, GREEDY, TINY, TREE, run_all, sampled
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakeven.engine.config import ConfigError, EngineConfig, SpeculationConfig, SpeculationSchedule
@@ -41,6 +41,7 @@ def dense(table: list[tuple[int, int, int]], size: int) -> int:
     return named[size]
 
 
+@settings(deadline=None)
 @given(range_tables(), st.integers(1, 90))
 def test_the_depth_is_that_of_the_range_or_of_the_one_before(table: list[tuple[int, int, int]], size: int) -> None:
     schedule = SpeculationSchedule(tuple(table))
@@ -49,6 +50,7 @@ def test_the_depth_is_that_of_the_range_or_of_the_one_before(table: list[tuple[i
     assert SpeculationSchedule.parse(json.dumps(table)) == schedule
 
 
+@settings(deadline=None)
 @given(range_tables(), st.integers(1, 90), st.sampled_from([CHAIN, TREE, CHAIN3, DEEP_TREE]))
 def test_the_controller_drafts_as_deep_as_the_schedule_says(
     table: list[tuple[int, int, int]], size: int, shape: SpeculationConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakeven.lab.campaign import Campaign, EmbeddedArm, Requests, Speculation
@@ -254,6 +254,7 @@ def test_a_bad_schedule_is_refused_with_its_line(ranges: str, message: str) -> N
     assert "line 3" in str(refused.value)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(-1, 9)), max_size=4))
 def test_the_engine_takes_exactly_the_schedules_that_a_campaign_takes(ranges: list[tuple[int, int, int]]) -> None:
     from breakeven.engine.config import ConfigError, SpeculationSchedule

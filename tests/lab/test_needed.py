@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import synthetic
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import campaign, cells
 
@@ -27,6 +27,7 @@ def logs_of(cost: float, lengths: tuple[float, ...] = LENGTHS) -> list[float]:
     return [math.log(length / cost) for length in lengths]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1, 8), min_size=2, max_size=5, unique=True), st.floats(1, 8))
 def test_without_noise_the_cost_of_a_round_is_found(lengths: list[float], cost: float) -> None:
     lengths = [round(length, 3) for length in lengths]
@@ -47,6 +48,7 @@ def test_without_noise_the_cost_of_a_round_is_found(lengths: list[float], cost: 
         assert "not even that pays" in found.note
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-0.4, 0.4), min_size=3, max_size=3), min_size=1, max_size=3))
 def test_the_order_of_the_arms_does_not_matter_and_ends_are_in_order(table: list[list[float]]) -> None:
     found = needed_acceptance(LENGTHS, table, resamples=200)

@@ -38,7 +38,7 @@ def measured(draw: st.DrawFn) -> tuple[list[int], list[int], frozenset[tuple[int
     return levels, depths, frozenset(others | {(d, n) for d, n in zip(depths, levels, strict=True) if d})
 
 
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 @given(measured())
 def test_a_schedule_runs_only_what_both_neighbours_speak_for(
     drawn: tuple[list[int], list[int], frozenset[tuple[int, int]]],
@@ -65,7 +65,7 @@ def test_a_schedule_runs_only_what_both_neighbours_speak_for(
             assert depth in (0, depths[levels.index(below)], depths[levels.index(above)])
 
 
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 @given(measured())
 def test_a_switch_with_evidence_on_both_sides_lies_in_the_geometric_middle(
     drawn: tuple[list[int], list[int], frozenset[tuple[int, int]]],
@@ -325,7 +325,7 @@ def test_what_an_engine_lacks_is_refused_with_the_reason() -> None:
         export(policy_of(kind="llamacpp"))
 
 
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 @given(measured())
 def test_every_engine_reads_the_same_depths_out_of_its_format(
     drawn: tuple[list[int], list[int], frozenset[tuple[int, int]]],

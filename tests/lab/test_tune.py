@@ -33,6 +33,7 @@ from breakeven.lab.tune.space import TuneError, search_space, tuned_arm
 # The plan
 
 
+@settings(deadline=None)
 @given(st.integers(1, 200), st.integers(2, 6), st.integers(1, 5), st.integers(1, 6))
 def test_rounds_halve_down_to_the_finalists_and_each_spends_about_the_same(
     candidates: int, eta: int, first_blocks: int, finalists: int
@@ -69,6 +70,7 @@ def gains(draw: st.DrawFn) -> dict[str, dict[int, float]]:
     return {name: {n: draw(st.floats(-1, 1)) for n in LEVELS if draw(st.integers(0, 9))} for name in names}
 
 
+@settings(deadline=None)
 @given(gains(), st.integers(1, 5))
 def test_what_stays_is_worth_nearly_as_much_as_any_set_of_its_size(
     drawn: dict[str, dict[int, float]], keep: int
@@ -96,6 +98,7 @@ def test_a_shape_that_is_best_at_one_load_stays_though_others_are_better_on_the_
     assert survivors(drawn, {"deep": "f", "deeper": "f", "shallow": "g"}, LEVELS, 2) == ("deep", "deeper")
 
 
+@settings(deadline=None)
 @given(gains())
 def test_a_proposal_drafts_where_its_family_gains_and_nowhere_else(drawn: dict[str, dict[int, float]]) -> None:
     shapes = {
