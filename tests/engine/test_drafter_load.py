@@ -269,6 +269,9 @@ def test_the_drafter_in_the_box_is_found_by_the_models_name_only(
     written(tmp_path / "tiny")
     assert default_drafter("Tiny") == tmp_path / "tiny"
     assert default_drafter("../" + tmp_path.name + "/tiny") is None
+    assert load_drafter("tiny", TARGET).config == load_drafter(tmp_path / "tiny", TARGET).config
+    with pytest.raises(ConfigError, match=r"'small' is not a directory.*comes along \(tiny\)"):
+        load_drafter("small", TARGET)
 
 
 # Errors

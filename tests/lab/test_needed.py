@@ -81,13 +81,13 @@ def test_the_intervals_hold_the_truth_as_often_as_they_say(cost: float) -> None:
 
 
 def test_resampling_four_blocks_holds_the_truth_less_often_than_it_says() -> None:
-    """Why it is a check beside the interval, and not the interval: 120 campaigns, 87% in the long run."""
+    """Why it is a check beside the interval, and not the interval: 80 campaigns, 87% in the long run."""
     generator = np.random.Generator(np.random.PCG64(6))
-    campaigns, held = 120, 0
+    campaigns, held = 80, 0
     for number in range(campaigns):
         found = needed_acceptance(LENGTHS, drawn(generator, 2.5, 4).tolist(), seed=number)
         held += (found.bootstrap_low or 0.0) <= 2.5 <= (found.bootstrap_high or math.inf)
-    assert 0.78 <= held / campaigns < 0.95
+    assert 0.75 <= held / campaigns < 0.95
 
 
 def test_lengths_that_cannot_be_are_refused() -> None:
@@ -175,10 +175,14 @@ def test_only_synthetic_arms_give_no_policy() -> None:
 
 
 def test_the_report_shows_it_beside_what_real_drafters_reached(summary: Summary) -> None:
-    html = page(summary)
+    """And the schedule with its flags, and above all what is to be known first: one page, as pages take seconds."""
+    told = {"tuning": {"statement": "Everything below is <b>confirmed</b>."}}
+    html = page(summary.model_copy(update={"environment": told}))
     assert "Acceptance needed to break even" in html
-    assert 'id="needed-acceptance' in html or "needed-acceptance" in html
     assert "real 2.00" in html
+    assert "3 deep at 1, off from 2 sequences on" in html
+    assert "--speculative-config" in html
+    assert html.index("Everything below is &lt;b&gt;") < html.index('id="answer"')
     text = markdown(summary)
     assert "| 1 | – | below 2.00 | real 2.00 | below 2, the shortest measured: it pays there already |" in text
 
@@ -187,4 +191,4 @@ def test_no_synthetic_arm_no_table() -> None:
     made = campaign(blocks=2, workload={"domains": ("coding",), "max_tokens": 48})
     summary = summarise(made, {}, cells(made, synthetic.by_level()))
     assert summary.needed_acceptance == []
-    assert "Acceptance needed to break even" not in page(summary)
+    assert "Acceptance length that breaks even" not in markdown(summary)

@@ -149,9 +149,11 @@ def test_a_far_server_that_ends_by_itself_is_told_with_its_status(engine: str, t
 def test_files_travel_with_the_script(engine: str, tmp_path: Path) -> None:
     text = "a: 'ü'\nb: $HOME `x`\n"
     script = start_script(["cat", f"{tmp_path}/there/f.yaml"], {}, {"f.yaml": text}, f"{tmp_path}/there", 1)
-    done = subprocess.run(["sh", "-c", script], stdin=subprocess.PIPE, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert text in done.stdout
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = process.stdout.read()  # ends with the server, though the leash is still held
+        assert process.wait() == 0
+    assert text in told
     assert not (tmp_path / "there").exists()
 
 

@@ -467,7 +467,7 @@ def unknown_servers(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[str]:
             continue
         unknown = []
         if not any(c.record.extra.get("server_version") for c in own):
-            unknown.append("its version (it has no /version)")
+            unknown.append("its version (neither the server nor its log tells it)")
         if isinstance(campaign.arms[name], AttachArm):
             unknown.append("how it was started")
         if unknown:

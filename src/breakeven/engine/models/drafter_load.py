@@ -82,7 +82,8 @@ class LoadedDrafter:
 
 
 def default_drafter(model_name: str) -> Path | None:
-    """The drafter in the box for a model known by name (`load.KNOWN_MODELS`), or None."""
+    """The drafter in the box of that name, or None. A model known by name (`load.KNOWN_MODELS`) has one of its own
+    name; others for it begin with that name."""
     name = model_name.lower()
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
         return None  # a path, not a name
@@ -91,17 +92,22 @@ def default_drafter(model_name: str) -> Path | None:
 
 
 def load_drafter(directory: Path | str, target: ModelConfig, *, layer_ids: LayerIds | None = None) -> LoadedDrafter:
-    """The EAGLE-3 drafter in `directory` (config.json and weights), checked against `target`. Nothing is downloaded.
+    """The EAGLE-3 drafter in `directory` (config.json and weights; or a name in the box), checked against `target`.
+    Nothing is downloaded.
 
     `layer_ids`: what the checkpoint's layer ids mean; None: by the rule of docs/drafters.md, and `notes` say which.
     ConfigError names the file, the field or tensor, what was found and expected, and what to do.
     """
     path = Path(directory).expanduser()
     if not path.is_dir():
-        raise ConfigError(
-            f"no such drafter: {str(path)!r} is not a directory. Give one with config.json and model.safetensors; "
-            "nothing is downloaded"
-        )
+        shipped = default_drafter(str(directory))
+        if shipped is None:
+            names = ", ".join(sorted(item.name for item in _SHIPPED.iterdir() if (item / "config.json").is_file()))
+            raise ConfigError(
+                f"no such drafter: {str(path)!r} is not a directory. Give one with config.json and model.safetensors, "
+                f"or one that comes along ({names}); nothing is downloaded"
+            )
+        path = shipped
     if layer_ids is not None and layer_ids not in CONVENTIONS:
         raise ConfigError(f"the drafter's layer ids are either 'boundary' or 'output', not {layer_ids!r}")
     declared = read_declared(path)

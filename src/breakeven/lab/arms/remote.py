@@ -48,7 +48,8 @@ def start_script(
         f"setsid env {shlex.join([*unset, *variables, *command])} </dev/null 3<&- &",
         "g=$!",
         'echo "breakeven: process group $g"',
-        f"( cat <&3 >/dev/null; {_end_group(stop_timeout_s)} ) &",
+        # Without the output of the connection, which sshd would else keep open for as long as this runs.
+        f"( cat <&3; {_end_group(stop_timeout_s)} ) >/dev/null 2>&1 &",
         "w=$!",
         "wait $g; s=$?",
         "exec 3<&-",

@@ -220,7 +220,8 @@ def needed_acceptance(summary: Summary) -> Chart | None:
             tone = colour(names.index(group[0]))
             at = [row.level for row in mine if row.length is not None]
             needed = [row.length for row in mine if row.length is not None]
-            label = "needed" if len(groups) == 1 else f"needed ({group[0]}, …)"
+            others = ", …" if len(group) > 1 else ""
+            label = "needed" if len(groups) == 1 else f"needed ({group[0]}{others})"
             axes.plot(at, needed, color=tone, marker=_MARKERS[0], markersize=5, linewidth=1.8, label=label)
             for row in mine:
                 low = row.lengths[0] if row.ci_low is None and row.low_open else row.ci_low
