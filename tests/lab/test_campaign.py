@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from breakeven.lab.campaign import Campaign, EmbeddedArm, Requests, Speculation
@@ -200,6 +200,7 @@ _VALUES = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # drawing such values takes long on a busy machine
 @given(st.dictionaries(_NAMES, _VALUES, max_size=6))
 def test_whatever_a_file_says_it_is_a_campaign_or_a_campaign_error(value: dict[str, object]) -> None:
     text = yaml.safe_dump(value, sort_keys=False)

@@ -203,7 +203,8 @@ def serve(
         ),
     ] = None,
     speculative_draft_model_path: Annotated[
-        str | None, typer.Option(help="Directory of the drafter (eagle3), or its name in the box.", rich_help_panel=_SPECULATION)
+        str | None,
+        typer.Option(help="Directory of the drafter (eagle3), or its name in the box.", rich_help_panel=_SPECULATION),
     ] = None,
     speculative_draft_layer_ids: Annotated[
         LayerIds | None,
