@@ -16,6 +16,7 @@ from breakeven.lab.analysis import summarise
 from breakeven.lab.policy import PolicyError, decide
 from breakeven.lab.report.html import page
 from breakeven.lab.report.markdown import markdown
+from breakeven.lab.report.words import needed_rows
 from breakeven.lab.stats.needed import needed_acceptance
 from breakeven.lab.summary import Summary
 
@@ -104,6 +105,17 @@ def test_a_ratio_that_falls_with_acceptance_is_not_interpolated() -> None:
     found = needed_acceptance(LENGTHS, table)
     assert found.length is None
     assert "differ in something else" in found.note
+    assert (found.ci_low, found.ci_high, found.bootstrap_low, found.bootstrap_high) == (None,) * 4
+
+
+def test_an_interval_that_is_not_known_is_not_called_unbounded(summary: Summary) -> None:
+    row = summary.needed_acceptance[0].model_copy(
+        update=dict.fromkeys(("length", "ci_low", "ci_high", "bootstrap_low", "bootstrap_high"))
+    )
+    for both, shown in ((False, "–"), (True, "not bounded")):
+        made = row.model_copy(update={"low_open": both, "high_open": both})
+        [told] = needed_rows(summary.model_copy(update={"needed_acceptance": [made]}))
+        assert (told.interval, told.bootstrap) == (shown, shown)
 
 
 # Through the whole analysis

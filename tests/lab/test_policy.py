@@ -7,6 +7,7 @@ import json
 import math
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +137,20 @@ def test_the_depth_of_an_arm_is_read_from_its_settings(settings: dict[str, Any],
         (engine("vllm"), "set num_steps"),
         (engine("sglang", adaptive=True), "adapts"),
         (engine("vllm", num_steps=3, synthetic_acceptance_length=2.5), "synthetic"),
+        (engine("vllm", num_steps=3, extra={"num_speculative_tokens": 5}), "its extra sets"),
+        ({**engine("sglang", num_steps=3), "flags": ["--speculative_num_steps=5"]}, "its flags set"),
+        ({"type": "llamacpp", "speculation": "off", "flags": ["-md", "d.gguf"]}, "its flags set its speculation (-md)"),
+        ({"type": "vllm", "speculation": "off", "flags": ["-sc", "{}"]}, "its flags set"),
+        ({"type": "trtllm", "speculation": "off", "options": {"speculative_config": {}}}, "its options set"),
     ],
 )
 def test_a_depth_that_nobody_states_is_unknown_with_the_reason(settings: dict[str, Any], reason: str) -> None:
     assert reason in shape(settings).reason
+
+
+def test_options_that_leave_the_depth_to_the_settings_hide_it_from_nobody() -> None:
+    flags = ["--speculative-attention-mode", "decode", "--mem-fraction-static", "0.8"]
+    assert shape({**engine("sglang", num_steps=3), "flags": flags}).depth == 3
 
 
 def test_an_arm_with_a_schedule_is_as_deep_as_it_says_at_each_level() -> None:
@@ -246,10 +257,62 @@ def test_a_baseline_that_differs_in_more_than_speculation_is_named() -> None:
 
 
 def test_rates_of_arrival_are_no_batch_sizes(summary: Summary) -> None:
-    resolved = {**summary.campaign.resolved, "arrivals": {"process": "poisson"}}
-    changed = summary.model_copy(update={"campaign": summary.campaign.model_copy(update={"resolved": resolved})})
-    with pytest.raises(PolicyError, match="closed loop"):
-        decide(changed)
+    for change in (
+        {"arrivals": {"process": "poisson"}},
+        {"conditions": {"arrivals": {"calm": {"process": "poisson"}, "bursts": {"process": "gamma"}}}},
+    ):
+        with pytest.raises(PolicyError, match="closed loop"):
+            decide(resolved_as(summary, change))
+
+
+def test_sessions_in_play_are_no_batch_sizes(summary: Summary) -> None:
+    workload = {**summary.campaign.resolved["workload"], "sessions": {"think_s": 5.0}}
+    with pytest.raises(PolicyError, match="sessions in play"):
+        decide(resolved_as(summary, {"workload": workload}))
+
+
+def resolved_as(summary: Summary, change: dict[str, Any]) -> Summary:
+    campaign = summary.campaign
+    return summary.model_copy(
+        update={"campaign": campaign.model_copy(update={"resolved": {**campaign.resolved, **change}})}
+    )
+
+
+def test_a_baseline_that_drafts_is_not_off_and_one_that_may_is_named() -> None:
+    arms = {"off": ARMS["shallow"], "deep": ARMS["deep"]}
+    with pytest.raises(PolicyError, match="'off' drafts 1 deep itself"):
+        decide(measured_summary({"deep": TRUTH["deep"]}, arms=arms))
+    arms = {"off": {"type": "attach", "url": "http://h:1"}, "deep": ARMS["deep"]}
+    found = decide(measured_summary({"deep": TRUTH["deep"]}, arms=arms))
+    assert not found.off
+    assert any("whether the baseline off drafts is not known" in note for note in found.notes)
+
+
+def test_off_for_want_of_a_verdict_is_said_of_all_families() -> None:
+    # By the first family alone nothing pays; of the other one nothing is decided.
+    made = measured_summary({"deep": dict.fromkeys(LEVELS, 0.5), "ngram": dict.fromkeys(LEVELS, 0.9)})
+    rows = [c.model_copy(update={"verdict": "undecided"}) if c.arm == "ngram" else c for c in made.comparisons]
+    found = decide(made.model_copy(update={"comparisons": rows}))
+    assert found.off
+    assert found.choices[0].undecided == ("ngram",)
+    assert any("1 streams (ngram)" in note and "want of a verdict" in note for note in found.notes)
+    assert report_policy.ranges_in_words(found) == "off at every load: no gain is decided yet"
+    synthetic = [c.model_copy(update={"synthetic": True}) for c in rows]
+    found = decide(made.model_copy(update={"comparisons": synthetic}))
+    assert report_policy.ranges_in_words(found) == "off at every load: nothing was compared"
+
+
+def test_the_two_policies_of_a_report_agree_on_the_metric_and_the_veto() -> None:
+    domains = {"coding": 1.3, "encyclopedic": 0.75}
+    vetoed = measured_summary({"deep": {1: 1.2, 3: 1.2, 8: 0.9, 16: 0.6}}, domains)
+    found, chosen = decide(vetoed), report_policy.choices(vetoed)
+    assert found.off
+    assert [(c.arm, c.decided) for c in chosen[:2]] == [("off", True)] * 2
+    assert chosen[0].reason == found.choices[0].reason == "deep pays on the whole, but hurts encyclopedic"
+    assert "it pays on the whole, but hurts a domain" in report_policy.ranges_in_words(found)
+    faster = measured_summary({"deep": TRUTH["deep"], "shallow": TRUTH["shallow"]}, primary_metric="tpot")
+    assert [c.arm for c in report_policy.choices(faster)] == [c.arm for c in decide(faster).choices]
+    assert all(c.ratio is None or c.ratio < 1 for c in report_policy.choices(faster))
 
 
 # Engines
@@ -276,7 +339,6 @@ def test_sglang_pins_one_candidate_for_each_range() -> None:
     exported = export(policy_of(), "sglang")
     config = json.loads(exported.content)
     assert {int(key): entry["candidate_steps"] for key, entry in config.items()} == {1: [3], 5: [1], 9: [0]}
-    assert all({"up_hysteresis", "down_hysteresis"} <= entry.keys() for entry in config.values())
     flags = dict(itertools.pairwise(exported.flags))
     assert flags["--speculative-num-draft-tokens"] == "4"
     assert flags["--speculative-eagle-topk"] == "1"
@@ -317,7 +379,7 @@ def test_an_engine_that_schedules_chains_only_refuses_trees(name: str) -> None:
 
 
 def test_what_an_engine_lacks_is_refused_with_the_reason() -> None:
-    with pytest.raises(PolicyError, match="eagle3, mtp only"):
+    with pytest.raises(PolicyError, match="EAGLE, EAGLE3 and MTP only"):
         export(policy_of(method="ngram", draft_model_path=None), "sglang")
     with pytest.raises(PolicyError, match="needs the drafter's path"):
         export(policy_of(draft_model_path=None), "vllm")
@@ -362,11 +424,26 @@ def test_an_export_says_what_an_arm_with_the_same_schedule_would_be_started_with
     ours = json.loads(export(policy_of(), "sglang").content)
     theirs = sglang.adaptive_config(speculation)
     assert theirs is not None
-    assert {k: v["candidate_steps"] for k, v in ours.items()} == {k: v["candidate_steps"] for k, v in theirs.items()}
+    assert ours == theirs
     assert list(export(policy_of(), "sglang").flags)[:-2] == sglang.speculation_flags(speculation)
     assert yaml.safe_load(export(policy_of(), "trtllm").content)["speculative_config"] == trtllm.speculative_config(
         speculation
     )
+
+
+def test_an_engines_own_options_stay_with_it() -> None:
+    own = export(policy_of(extra={"draft_tensor_parallel_size": 1}), "vllm")
+    assert json.loads(own.content)["draft_tensor_parallel_size"] == 1
+    moved = export(policy_of(extra={"draft_tensor_parallel_size": 1}), "trtllm")
+    assert "draft_tensor_parallel_size" not in moved.content
+    assert "left out, because it is vllm's own: draft_tensor_parallel_size" in moved.notes
+    kept = export(policy_of(kind="sglang", acceptance_threshold=0.9))
+    assert "--speculative-accept-threshold-single 0.9" in kept.command("f")
+    with pytest.raises(PolicyError, match="no acceptance_threshold"):
+        export(policy_of(kind="sglang", acceptance_threshold=0.9), "vllm")
+    old = policy_of(kind="trtllm")
+    old = replace(old, settings={**old.settings, "schedule_keys": "first"})
+    assert yaml.safe_load(export(old).content)["speculative_config"]["draft_len_schedule"] == {1: 3, 5: 1, 9: 0}
 
 
 def test_a_policy_can_be_measured_as_an_arm() -> None:
@@ -442,9 +519,39 @@ def test_the_command_prints_the_flags_and_writes_the_file(tmp_path: Path) -> Non
     assert written.exit_code == 0, written.output
     assert json.loads(target.read_text())["1"]["candidate_steps"] == [4]
     assert f"--speculative-adaptive-config {target}" in written.output
+    config = tmp_path / "it's.json"
+    read = runner.invoke(app, ["policy", str(tmp_path / "run"), "--engine", "vllm", "--out", str(config)])
+    assert read.exit_code == 0, read.output
+    assert json.loads(config.read_text())["num_speculative_tokens"] == 4
+    line = next(line for line in read.output.splitlines() if line.startswith("--speculative-config"))
+    shown = subprocess.run(["bash", "-c", f"printf %s {line.partition(' ')[2]}"], capture_output=True, check=True)
+    assert json.loads(shown.stdout) == json.loads(config.read_text())
     nowhere = runner.invoke(app, ["policy", str(tmp_path / "nothing")])
     assert nowhere.exit_code == 2
     assert "Traceback" not in nowhere.output
+
+
+def test_a_policy_that_is_off_writes_no_file_and_fails_where_one_was_wanted(tmp_path: Path) -> None:
+    from breakeven.cli.main import app
+
+    made = campaign(blocks=3, arms={"off": ARMS["off"], "deep": ARMS["deep"]},
+                    workload={"domains": ("coding",), "max_tokens": 48})  # fmt: skip
+    write(tmp_path / "run", made, cells(made, lambda arm, _, level: 1.0 if arm == "off" else 0.5))
+    assert CliRunner().invoke(app, ["policy", str(tmp_path / "run")]).exit_code == 0
+    target = tmp_path / "flags"
+    wanted = CliRunner().invoke(app, ["policy", str(tmp_path / "run"), "--out", str(target)])
+    assert wanted.exit_code == 2
+    assert "nothing to write" in wanted.output
+    assert not target.exists()
+
+
+def test_the_markdown_holds_the_file_that_its_flags_name() -> None:
+    arms = {"off": {"type": "sglang", "model": "m"}, "deep": {"type": "sglang", "model": "m", "speculation": {
+        "method": "eagle3", "draft_model_path": "/d", "num_steps": 4}}}  # fmt: skip
+    text = markdown(measured_summary({"deep": TRUTH["deep"]}, arms=arms))
+    assert "--speculative-adaptive-config policy-file" in text
+    assert '"candidate_steps"' in text
+    assert "SGLang rounds the batch size up" in text
 
 
 def test_the_engines_are_those_that_the_command_names() -> None:

@@ -153,6 +153,12 @@ def test_without_a_section_there_are_defaults_for_both_kinds() -> None:
     found = search_space(tuned(arms=ngram), "ngram").candidates
     assert [c.name for c in found][:3] == ["s2-max3", "s2-max5", "s4-max3"]
     assert len(found) == 6
+    own = {"type": "embedded", "speculation": {"algorithm": "ngram", "ngram_max": 7}}
+    found = search_space(tuned(arms={**ngram, "ngram": own}), "ngram").candidates
+    assert [c.name for c in found][:3] == ["s2-max3", "s2-max5", "s2-max7"]
+    trie = {"off": {"type": "sglang", "model": "/m"}, "ngram": {"type": "sglang", "model": "/m", "speculation": {
+        "method": "ngram", "num_steps": 3}}}  # fmt: skip
+    assert [c.name for c in search_space(tuned(arms=trie), "ngram").candidates] == ["s2", "s4", "s8"]
 
 
 def test_an_engine_of_its_own_is_tuned_by_the_same_names() -> None:
@@ -177,6 +183,58 @@ def test_an_engine_of_its_own_is_tuned_by_the_same_names() -> None:
 def test_a_campaign_that_cannot_be_tuned_says_why(change: dict[str, Any], message: str) -> None:
     with pytest.raises(TuneError, match=message):
         tuned_arm(tuned(**change))
+
+
+EMBEDDED = {"type": "embedded"}
+EAGLE = {"type": "embedded", "speculation": {"algorithm": "eagle3"}}
+VLLM: dict[str, Any] = {"type": "vllm", "model": "/m", "speculation": {"method": "mtp", "num_steps": 3}}
+RATES = {"arrivals": {"calm": {"process": "poisson"}, "bursts": {"process": "gamma"}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arrivals": {"process": "poisson"}}, "rates of arrival"),
+        ({"conditions": RATES}, "rates of arrival"),
+        ({"workload": {"domains": ("agentic",), "max_tokens": 48, "sessions": {}}}, "sessions in play"),
+        ({"arms": {"off": {**EAGLE, "threads": 1}, "eagle3": EAGLE}}, "drafts 3 deep itself"),
+        ({"arms": {"S1": EMBEDDED, "eagle3": EAGLE}, "baseline": "S1"}, "rename it"),
+        ({"arms": {"policy": EMBEDDED, "eagle3": EAGLE}, "baseline": "policy"}, "rename it"),
+        (
+            {"arms": {"off": EMBEDDED, "eagle3": {**VLLM, "speculation": {
+                **VLLM["speculation"], "extra": {"synthetic_acceptance_length": 2.0}}}}},
+            "synthetic acceptance",
+        ),
+        ({"arms": {"off": EMBEDDED, "eagle3": {**EAGLE, "flags": ("--speculative-num-steps", "2")}}}, "its flags set"),
+    ],
+)  # fmt: skip
+def test_a_search_that_no_schedule_can_come_of_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(TuneError, match=message):
+        search_space(tuned(**change), "eagle3")
+
+
+def test_a_baseline_of_which_nobody_knows_whether_it_drafts_is_named() -> None:
+    arms = {"off": {"type": "attach", "url": "http://h"}, "eagle3": EAGLE}
+    assert "whether the baseline off drafts is not known" in search_space(tuned(arms=arms), "eagle3").notes[0]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_prompts_that_do_not_make_two_halves_are_refused_before_anything_is_measured(
+    tmp_path: Path, count: int
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    prompts = [
+        {"id": f"p{n}", "domain": "own", "messages": [{"role": "user", "content": "word " * (5 if n else 500)}]}
+        for n in range(count)
+    ]
+    file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    bands = {"input_words": {"few": (1, 20), "many": (21, 1000)}} if count > 1 else None
+    made = tuned(workload={"prompts_file": str(file), "max_tokens": 48}, conditions=bands)
+    lab = Lab()
+    tuning, _ = session(tmp_path / "t", lab, made)
+    with pytest.raises(TuneError, match="has 1 prompt" if count == 1 else "half of the prompts"):
+        tuning.run()
+    assert lab.stages == []
 
 
 # The session, over cells of known truth
@@ -331,6 +389,21 @@ def test_a_baseline_without_a_valid_cell_stops_the_tuning(tmp_path: Path) -> Non
         tuning.run()
 
 
+def test_a_baseline_with_cells_that_were_not_measured_stops_the_tuning(tmp_path: Path) -> None:
+    class Gaps(Lab):
+        def __call__(self, run: RunDirectory, schedule: Schedule, runner: CampaignRunner) -> Outcome:
+            outcome = super().__call__(run, schedule, runner)
+            lost = run.cells_path / next(c.key.id for c in schedule.cells() if c.key.arm == "off")
+            for part in lost.iterdir():
+                part.unlink()
+            lost.rmdir()
+            return outcome
+
+    tuning, _ = session(tmp_path / "t", Gaps())
+    with pytest.raises(StageFailedError, match="cells of the baseline 'off' could not be measured"):
+        tuning.run()
+
+
 def test_nothing_gains_nothing_is_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "TRUTH", {depth: dict.fromkeys((1, 4, 10), 0.8) for depth in TRUTH})
     lab = Lab()
@@ -397,7 +470,30 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "tuning eagle3: 2 shapes against off" in result.output
     assert "round 1: 2 shapes in 2 blocks, 2 stay" in result.output
+    (tmp_path / "c.yaml").write_text(FILE + "conditions: {temperature: [0.0, 0.7]}\n")
+    twice = CliRunner().invoke(app, ["tune", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "t"), "--dry-run"])
+    assert twice.exit_code == 0, twice.output
+    assert _expected(twice.output) != _expected(result.output)
     assert not (tmp_path / "t").exists()
+
+
+def _expected(output: str) -> str:
+    return next(line for line in output.splitlines() if line.startswith("expected duration"))
+
+
+def test_the_line_that_continues_a_tuning_names_its_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from breakeven.cli.main import app
+
+    def failing(self: Tuning) -> None:
+        raise StageFailedError("round-1: a server died")
+
+    monkeypatch.setattr(Tuning, "run", failing)
+    (tmp_path / "c.yaml").write_text(FILE)
+    result = CliRunner().invoke(
+        app, ["tune", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "t"), "--arm", "eagle3"]
+    )
+    assert result.exit_code == 3
+    assert result.output.rstrip().endswith("--arm eagle3")
 
 
 def test_the_command_refuses_a_directory_that_holds_something_else(tmp_path: Path) -> None:

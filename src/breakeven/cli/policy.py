@@ -53,6 +53,8 @@ def policy(
         found = decide(_summary(directory))
         _print(found)
         if found.off:
+            if out is not None:
+                _fail(f"speculation is off at every load, so there is nothing to write: {out} is left as it was")
             return
         exported = export(found, None if engine is None else engine.value)
         _print_export(exported, out)
@@ -90,7 +92,7 @@ def _print_export(exported: Exported, out: Path | None) -> None:
     typer.echo("")
     if out is None:
         typer.echo(exported.command(f"{exported.engine}-policy{_SUFFIXES.get(exported.engine, '.json')}"))
-        if exported.content:
+        if exported.names_file:
             typer.echo(exported.content, nl=False)
         return
     content = exported.content or exported.command(str(out)) + "\n"
@@ -98,7 +100,7 @@ def _print_export(exported: Exported, out: Path | None) -> None:
         out.write_text(content, encoding="utf-8")
     except OSError as problem:
         _fail(f"{out} cannot be written: {problem.strerror or problem}")
-    typer.echo(exported.command(str(out)))
+    typer.echo(exported.command_reading(str(out)))
     typer.echo(f"written: {shlex.quote(str(out))}")
 
 

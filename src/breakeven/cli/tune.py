@@ -46,12 +46,14 @@ def tune(
         check_requests(campaign)
         space = search_space(campaign, tuned_arm(campaign, arm))
         tuning = Tuning(campaign, space, out, typer.echo, _execute, sys.argv)
+        tuning.check()
         _print_plan(campaign, tuning)
         if dry_run:
             return
         if out.is_dir() and any(out.iterdir()) and not (out / "round-1").is_dir():
             _fail(f"{out} is not empty and holds no tuning: choose another directory")
         again = f"breakeven tune {shlex.quote(str(file))} --out {shlex.quote(str(out))}"
+        again += f" --arm {shlex.quote(arm)}" if arm is not None else ""
         with _signals_interrupt():
             try:
                 run = tuning.run()
@@ -66,19 +68,23 @@ def tune(
 
 
 def _print_plan(campaign: Campaign, tuning: Tuning) -> None:
-    from breakeven.lab.plan import assumed_cell_s, assumed_launch_s
+    from breakeven.lab.plan import assumed_cell_s, assumed_launch_s, load_suites
     from breakeven.lab.progress import duration
     from breakeven.lab.tune.halving import launches
 
     plan = tuning.plan
     typer.echo(f"tuning {tuning.space.arm}: {len(tuning.space.candidates)} shapes against {campaign.baseline}")
+    for note in tuning.space.notes:
+        typer.echo(f"  note: {note}")
     for reason in tuning.space.left_out:
         typer.echo(f"  left out: {reason}")
     for step in plan:
         blocks = f"{step.blocks} block{'s' if step.blocks != 1 else ''}"
         typer.echo(f"  round {step.number}: {step.candidates} shapes in {blocks}, {step.keep} stay")
-    domains = len(campaign.workload.domains or (1,))
-    per_launch = assumed_launch_s(campaign) + domains * sum(assumed_cell_s(campaign, n) for n in campaign.levels)
+    conditions = campaign.condition_names(load_suites(campaign))
+    per_launch = assumed_launch_s(campaign) + sum(
+        assumed_cell_s(campaign, level, condition) for condition in conditions for level in campaign.levels
+    )
     typer.echo(f"  confirmation: the winner and its schedule in {campaign.blocks} new blocks")
     total = (launches(plan) + 3 * campaign.blocks) * per_launch
     typer.echo(f"expected duration: about {duration(total)}, by the assumptions in the campaign file\n")

@@ -105,6 +105,12 @@ class CampaignDigest(_Model):
     seed: int = Field(description="from which orders, prompts and request seeds follow")
     resolved: dict[str, Any] = Field(description="the whole campaign with all its defaults")
 
+    @property
+    def open_loop(self) -> bool:
+        """Is a level a rate? Where arrivals are a crossed factor all of its values are open."""
+        varied = (self.resolved.get("conditions") or {}).get("arrivals")
+        return bool(varied) or (self.resolved.get("arrivals") or {}).get("process", "closed") != "closed"
+
 
 class CellSummary(_Model):
     """One cell: a block, an arm, a condition, a level."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from breakeven.lab.summary import Comparison, Summary
 
 _ALL = "all"  # the condition that pools all domains
+NOTHING_COMPARED = "nothing was compared"
 
 
 class PolicyError(ValueError):
@@ -33,7 +34,9 @@ class PolicyError(ValueError):
 @dataclass(frozen=True, slots=True)
 class LevelChoice:
     """What runs at one level. `arm` is the baseline where `depth` is 0. `ratio`: of the primary metric, arm ÷ baseline
-    (its interval beside it), as the summary has it; None where nothing speculates. `reason`: in plain words."""
+    (its interval beside it), as the summary has it; None where nothing speculates. `reason`: in plain words.
+    Where `depth` is 0: `undecided` are the arms, of any family, whose drafts may yet pay; `vetoed`: something pays on
+    the whole, but hurts a domain."""
 
     level: int
     arm: str
@@ -42,6 +45,8 @@ class LevelChoice:
     ci_low: float | None
     ci_high: float | None
     reason: str
+    undecided: tuple[str, ...] = ()
+    vetoed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +74,26 @@ def decide(summary: Summary) -> Policy:
     """The policy that a summary supports. PolicyError where its levels are no batch sizes, or no depth is known."""
     digest = summary.campaign
     resolved = digest.resolved
-    if (resolved.get("arrivals") or {}).get("process", "closed") != "closed":
+    if digest.open_loop:
         raise PolicyError(
             "a schedule goes by the number of sequences, but the levels of this run are rates of arrival: measure the"
             " same arms in closed loop (arrivals: closed)"
+        )
+    if (resolved.get("workload") or {}).get("sessions"):
+        raise PolicyError(
+            "a schedule goes by the number of sequences, but the levels of this run are sessions in play, many of them"
+            " thinking: measure the same arms without workload.sessions"
         )
     metric = str(resolved.get("primary_metric", "throughput"))
     settings = {arm.name: arm.settings for arm in digest.arms}
     pretended = {arm.name for arm in digest.arms if arm.synthetic_acceptance is not None}
     shapes = {name: _real(shape(settings[name]), name in pretended) for name in summary.arms}
+    base = _real(shape(settings.get(digest.baseline, {})), digest.baseline in pretended)
+    if base.known and base.depth:
+        raise PolicyError(
+            f"off in a schedule is depth 0, but the baseline {digest.baseline!r} drafts {base.depth} deep itself, so"
+            " nothing here was compared with off: measure against a baseline without speculation"
+        )
     unknown = {name: found.reason for name, found in shapes.items() if not found.known}
     families: dict[str, list[str]] = {}
     for name, found in shapes.items():
@@ -89,18 +105,24 @@ def decide(summary: Summary) -> Policy:
     rows = {
         (c.arm, c.condition, c.level): c
         for c in summary.comparisons
-        if c.metric == metric and (c.arm in shapes) and shapes[c.arm].known
+        if c.metric == metric and c.arm in shapes and shapes[c.arm].known and not c.synthetic
     }
     levels = sorted(digest.levels)
+    everyone = [name for members in families.values() for name in members]
     best: tuple[float, list[str], list[LevelChoice]] | None = None
     for members in families.values():
-        chosen = [_choose(level, members, shapes, rows, digest.conditions, digest.baseline) for level in levels]
-        total = sum(_gain(rows[choice.arm, _ALL, choice.level]) for choice in chosen if choice.depth)
+        chosen = [
+            _choose(level, members, everyone, shapes, rows, digest.conditions, digest.baseline) for level in levels
+        ]
+        total = sum(gain(rows[choice.arm, _ALL, choice.level]) for choice in chosen if choice.depth)
         if best is None or total > best[0]:
             best = (total, members, chosen)
     assert best is not None
     _, members, chosen = best
     notes = [f"{name} is left out: {reason}" for name, reason in unknown.items()]
+    if not base.known:
+        notes.append(f"off is depth 0, and whether the baseline {digest.baseline} drafts is not known: {base.reason}")
+    notes += _waiting(chosen)
     if not any(choice.depth for choice in chosen):
         return Policy(
             digest.baseline, metric, digest.margin, "", Shape(shapes[members[0]].engine), {}, tuple(chosen),
@@ -115,7 +137,7 @@ def decide(summary: Summary) -> Policy:
             and (row := rows.get((name, _ALL, level))) is not None
             and (low := _low(row)) is not None
             and low >= limit
-            and not _hurts(name, level, rows, digest.conditions)
+            and not hurt_domains(name, level, rows, digest.conditions)
             for name in members
         )
 
@@ -144,7 +166,7 @@ def decide(summary: Summary) -> Policy:
 
 def _real(found: Shape, pretended: bool) -> Shape:
     """The shape, unknown for an arm whose acceptance is synthetic by whatever setting."""
-    return replace(found, reason=SYNTHETIC) if pretended and found.known else found
+    return replace(found, reason=SYNTHETIC) if pretended else found
 
 
 _Rows = Mapping[tuple[str, str, int], "Comparison"]
@@ -153,38 +175,50 @@ _Rows = Mapping[tuple[str, str, int], "Comparison"]
 def _choose(
     level: int,
     members: Sequence[str],
+    everyone: Sequence[str],
     shapes: Mapping[str, Shape],
     rows: _Rows,
     conditions: Sequence[str],
     baseline: str,
 ) -> LevelChoice:
-    here = {name: row for name in members if (row := rows.get((name, _ALL, level))) is not None}
-    paying = {name: row for name, row in here.items() if row.verdict == "pays" and shapes[name].depth_at(level)}
-    hurting = {name: where for name in paying if (where := _hurts(name, level, rows, conditions))}
+    """The choice of one family at a level. `everyone`: the speculating arms of all families."""
+    here = {
+        name: row
+        for name in everyone
+        if shapes[name].depth_at(level) and (row := rows.get((name, _ALL, level))) is not None
+    }
+    paying = [name for name, row in here.items() if row.verdict == "pays"]
+    hurting = {name: where for name in paying if (where := hurt_domains(name, level, rows, conditions))}
     allowed = [name for name in paying if name not in hurting]
-    if allowed:
-        best = max(allowed, key=lambda name: _gain(here[name]))
+    if own := [name for name in allowed if name in members]:
+        best = max(own, key=lambda name: gain(here[name]))
         row = here[best]
         return LevelChoice(level, best, shapes[best].depth_at(level), row.ratio, row.ci_low, row.ci_high, "pays")
+    undecided = tuple(name for name, row in here.items() if row.verdict == "undecided")
     if hurting:
-        name, where = next(iter(hurting.items()))
-        reason = f"{name} pays on the whole, but hurts {' and '.join(where)}"
+        reason = vetoed(*next(iter(hurting.items())))
+    elif undecided:
+        reason = f"{', '.join(undecided)} undecided"
+    elif allowed:
+        reason = f"{', '.join(allowed)} pays, but differs from the arms of this schedule in more than depth"
     else:
-        verdicts = {name: row.verdict for name, row in here.items()}
-        undecided = [name for name, verdict in verdicts.items() if verdict == "undecided"]
-        reason = (
-            f"{', '.join(undecided)} undecided" if undecided else "nothing pays" if here else "nothing was compared"
-        )
-    return LevelChoice(level, baseline, 0, None, None, None, reason)
+        compared = any((name, _ALL, level) in rows for name in everyone)
+        reason = "nothing pays" if compared else NOTHING_COMPARED
+    return LevelChoice(level, baseline, 0, None, None, None, reason, undecided, bool(hurting))
 
 
-def _hurts(name: str, level: int, rows: _Rows, conditions: Sequence[str]) -> list[str]:
+def vetoed(name: str, where: Sequence[str]) -> str:
+    """Why an arm that pays is not used."""
+    return f"{name} pays on the whole, but hurts {' and '.join(where)}"
+
+
+def hurt_domains(name: str, level: int, rows: _Rows, conditions: Sequence[str]) -> list[str]:
     """The domains in which an arm hurts at a level."""
     found = ((condition, rows.get((name, condition, level))) for condition in conditions)
     return [condition for condition, row in found if row is not None and row.verdict == "hurts"]
 
 
-def _gain(row: Comparison) -> float:
+def gain(row: Comparison) -> float:
     """The log ratio, above 0 where the arm is better."""
     if row.ratio is None or row.ratio <= 0:
         return -math.inf
@@ -197,6 +231,15 @@ def _low(row: Comparison) -> float | None:
     if end is None or end <= 0:
         return None
     return math.log(end) if row.better == "higher" else -math.log(end)
+
+
+def _waiting(chosen: Sequence[LevelChoice]) -> list[str]:
+    """Where speculation is off and some arm is not decided."""
+    waiting = [choice for choice in chosen if choice.undecided]
+    if not waiting:
+        return []
+    told = ", ".join(f"{choice.level} streams ({', '.join(choice.undecided)})" for choice in waiting)
+    return [f"off at {told} for want of a verdict, not because of one"]
 
 
 def _notes(
@@ -214,9 +257,6 @@ def _notes(
         )
     if levels[0] > 1 and chosen[0].depth:
         notes.append(f"below {levels[0]} streams nothing was measured; the depth of {levels[0]} is carried down")
-    undecided = [choice.level for choice in chosen if "undecided" in choice.reason]
-    if undecided:
-        notes.append(f"off at {', '.join(map(str, undecided))} streams for want of a verdict, not because of one")
     if different := unlike(settings, baseline):
         notes.append(
             f"off means depth 0 of this server, which differs from {name} in {', '.join(different)}: whether it costs"

@@ -1,6 +1,7 @@
 """A policy in the terms of an engine: flags, and the text of the file that they name. Pure.
 
-Formats and rules were read in vLLM 0.32 (`v1/spec_decode/dynamic/utils.py`), SGLang 0.5.23
+The terms are those in which `lab.engines` starts an arm that has the schedule, so what is exported is what `as_arm`
+would measure. How the engines read a schedule was read in vLLM 0.32 (`v1/spec_decode/dynamic/utils.py`), SGLang 0.5.23
 (`srt/speculative/adaptive_spec_params.py`) and TensorRT-LLM 1.3 (`llmapi/llm_args.py`, pull request 10860).
 """
 
@@ -8,19 +9,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import ValidationError
+
+from breakeven.lab.engines import EngineSpeculation, RefusedError, sglang, trtllm, vllm
 from breakeven.lab.policy.decide import Policy, PolicyError
 from breakeven.lab.policy.ranges import Range
-
-_VLLM_METHODS = {"ngram": "ngram", "eagle3": "eagle3", "mtp": "mtp", "draft_model": "draft_model", "dflash": "dflash"}
-_SGLANG_ALGORITHMS = {"eagle3": "EAGLE3", "mtp": "EAGLE"}
-_TRTLLM_TYPES = {
-    "ngram": "NGram", "eagle3": "Eagle3", "mtp": "MTP", "draft_model": "Draft_Target", "dflash": "DFlash",
-}  # fmt: skip
-_NO_HYSTERESIS = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +34,17 @@ class Exported:
         """The flags as they are typed into a shell."""
         return shlex.join(flag.replace("{file}", file) for flag in self.flags)
 
+    @property
+    def names_file(self) -> bool:
+        """Do the flags name the file themselves?"""
+        return any("{file}" in flag for flag in self.flags)
+
+    def command_reading(self, file: str) -> str:
+        """The flags where `content` was written to `file`: a shell reads it for an engine that takes no path."""
+        if self.names_file or not self.content:
+            return self.command(file)
+        return f'{shlex.join(self.flags[:-1])} "$(cat {shlex.quote(file)})"'
+
 
 def export(policy: Policy, engine: str | None = None) -> Exported:
     """The policy for `engine` (None: the one it was measured on). PolicyError where that engine cannot follow it."""
@@ -47,10 +55,15 @@ def export(policy: Policy, engine: str | None = None) -> Exported:
         )
     if policy.off:
         raise PolicyError("nothing pays at any level, so there is nothing to deploy: serve without speculation")
-    found = _WRITERS[wanted](policy)
+    try:
+        found = _WRITERS[wanted](policy)
+    except RefusedError as refused:
+        raise PolicyError(str(refused)) from None
     if wanted != policy.shape.engine:
-        note = f"measured on {policy.shape.engine}, not on {wanted}: loads carry over badly, so measure it there"
-        found = Exported(found.engine, found.flags, found.content, (note, *found.notes))
+        notes = [f"measured on {policy.shape.engine}, not on {wanted}: loads carry over badly, so measure it there"]
+        if extra := _given(policy).get("extra"):
+            notes.append(f"left out, because it is {policy.shape.engine}'s own: {', '.join(map(str, extra))}")
+        found = Exported(found.engine, found.flags, found.content, (*notes, *found.notes))
     return found
 
 
@@ -75,32 +88,32 @@ def _given(policy: Policy) -> Mapping[str, Any]:
     return given if isinstance(given, Mapping) else {}
 
 
-def _drafter(policy: Policy, engine: str) -> str | None:
-    """The drafter's path. PolicyError if the method needs one and the arm names none."""
-    path = _given(policy).get("draft_model_path")
-    if path is None and policy.shape.method in ("eagle3", "draft_model", "dflash"):
-        raise PolicyError(
-            f"{engine} needs the drafter's path, but the arm {policy.arm!r} uses the one in the box: export it"
-            f" (docs/drafters.md), and name it as draft_model_path"
-        )
-    return None if path is None else str(path)
+def _translated(policy: Policy, engine: str, name: str) -> EngineSpeculation:
+    """The arm's speculation with the schedule, as a campaign of `engine` (`name` in words) would hold it.
 
-
-def _chain_only(policy: Policy, engine: str) -> None:
-    if policy.shape.topk > 1:
+    On the engine that was measured that is all of it; on another one, what is not the first one's own.
+    """
+    if policy.shape.topk > 1:  # SGLang would run static, without a word
         raise PolicyError(
-            f"{engine} varies the depth of chains only, but the arm {policy.arm!r} drafts trees (eagle_topk"
+            f"{name} varies the depth of chains only, but the arm {policy.arm!r} drafts trees (eagle_topk"
             f" {policy.shape.topk}): measure chains (eagle_topk: 1) to get a schedule for it"
         )
-
-
-def _method(policy: Policy, engine: str, known: Mapping[str, str]) -> str:
-    if policy.shape.method not in known:
+    given = {field: value for field, value in _given(policy).items() if value is not None}
+    if given.get("draft_model_path") is None and policy.shape.method in ("eagle3", "draft_model", "dflash"):
         raise PolicyError(
-            f"{engine} takes a schedule for {', '.join(known)} only, and the arm {policy.arm!r} drafts by"
-            f" {policy.shape.method or 'something unnamed'}"
+            f"{name} needs the drafter's path, but the arm {policy.arm!r} uses the one in the box: export it"
+            f" (docs/drafters.md), and name it as draft_model_path"
         )
-    return known[policy.shape.method]
+    if policy.shape.engine != engine:
+        given.pop("extra", None)
+    given.pop("algorithm", None)
+    given.pop("num_draft_tokens", None)  # of a chain, it follows from the depth
+    given |= {"method": policy.shape.method, "num_steps": _deepest(policy), "schedule": [*map(list, policy.ranges)]}
+    try:
+        return EngineSpeculation.model_validate_json(json.dumps(given))
+    except ValidationError as error:
+        problem = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise PolicyError(f"the arm {policy.arm!r} cannot be written for {name}: {problem}") from None
 
 
 def _rows(ranges: tuple[Range, ...]) -> str:
@@ -111,6 +124,9 @@ def _embedded(policy: Policy) -> Exported:
     if policy.shape.method not in ("ngram", "eagle3"):
         raise PolicyError(f"breakeven serve drafts by ngram or eagle3, not by {policy.shape.method}")
     given = _given(policy)
+    thresholds = ("acceptance_threshold", "acceptance_threshold_acc")
+    if lenient := [name for name in thresholds if given.get(name) is not None]:
+        raise PolicyError(f"breakeven serve verifies exactly, but the arm {policy.arm!r} has {' and '.join(lenient)}")
     flags = ["--speculative-algorithm", policy.shape.method]
     for name in ("draft_model_path", "ngram_min", "ngram_max"):
         if given.get(name) is not None:
@@ -123,75 +139,51 @@ def _embedded(policy: Policy) -> Exported:
 
 
 def _vllm(policy: Policy) -> Exported:
-    _chain_only(policy, "vLLM")
-    given = _given(policy)
-    config: dict[str, Any] = {"method": _method(policy, "vLLM", _VLLM_METHODS)}
-    if (path := _drafter(policy, "vLLM")) is not None:
-        config["model"] = path
-    config["num_speculative_tokens"] = _deepest(policy)
-    for ours, theirs in (("ngram_max", "prompt_lookup_max"), ("ngram_min", "prompt_lookup_min")):
-        if given.get(ours) is not None:
-            config[theirs] = given[ours]
-    config["num_speculative_tokens_per_batch_size"] = [list(row) for row in policy.ranges]
-    config |= {str(name): value for name, value in (given.get("extra") or {}).items()}
-    text = json.dumps(config)
+    config = vllm.speculative_config(_translated(policy, "vllm", "vLLM"))
     notes = (
         "vLLM counts all requests of a step, prefills too, and has no hysteresis: a load that wavers about a threshold"
         " switches at every step",
         "with the first model runner a schedule turns full CUDA graphs off (see its log); with data parallelism vLLM"
         " ignores it",
     )
-    return Exported("vllm", ("--speculative-config", text), json.dumps(config, indent=1) + "\n", notes)
+    return Exported("vllm", ("--speculative-config", json.dumps(config)), json.dumps(config, indent=1) + "\n", notes)
 
 
 def _sglang(policy: Policy) -> Exported:
-    _chain_only(policy, "SGLang")  # with topk above 1 it would run static, without a word
-    algorithm = _method(policy, "SGLang", _SGLANG_ALGORITHMS)
-    deepest = _deepest(policy)
-    flags = ["--speculative-algorithm", algorithm]
-    if (path := _drafter(policy, "SGLang")) is not None:
-        flags += ["--speculative-draft-model-path", path]
-    flags += ["--speculative-num-steps", str(deepest), "--speculative-eagle-topk", "1"]
-    flags += ["--speculative-num-draft-tokens", str(deepest + 1)]
-    flags += ["--speculative-adaptive", "--speculative-adaptive-config", "{file}"]
-    config = {
-        str(first): {"candidate_steps": [depth], "up_hysteresis": _NO_HYSTERESIS, "down_hysteresis": _NO_HYSTERESIS}
-        for first, _, depth in policy.ranges
-    }
+    speculation = _translated(policy, "sglang", "SGLang")
+    flags = [*sglang.speculation_flags(speculation), "--speculative-adaptive-config", "{file}"]
     notes = (
         "one candidate for each range, so that the load alone decides: SGLang's own choice by acceptance, and the"
         " hysteresis that belongs to it, are out of play",
         "SGLang rounds the batch size up to a captured graph before it looks the depth up, so it switches up to one"
         " graph size early",
     )
-    return Exported("sglang", tuple(flags), json.dumps(config, indent=1) + "\n", notes)
+    content = json.dumps(sglang.adaptive_config(speculation), indent=1) + "\n"
+    return Exported("sglang", tuple(flags), content, notes)
 
 
 def _trtllm(policy: Policy) -> Exported:
-    _chain_only(policy, "TensorRT-LLM")
-    deepest, ranges = _deepest(policy), policy.ranges
-    if ranges[0][2] != deepest:
-        raise PolicyError(
-            f"TensorRT-LLM wants its longest drafts at the smallest batches, but the schedule is {ranges[0][2]} deep"
-            f" from batch size 1 and up to {deepest} later"
-        )
-    lines = ["speculative_config:", f"  decoding_type: {_method(policy, 'TensorRT-LLM', _TRTLLM_TYPES)}"]
-    lines.append(f"  max_draft_len: {deepest}")
-    if (path := _drafter(policy, "TensorRT-LLM")) is not None:
-        lines.append(f"  speculative_model: {json.dumps(path, ensure_ascii=False)}")
-    if (longest := _given(policy).get("ngram_max")) is not None:
-        lines.append(f"  max_matching_ngram_size: {longest}")
-    drafting = ranges[:-1]  # what lies behind the last key is off, which the last range always is
-    if len(drafting) == 1:
-        lines.append(f"  max_concurrency: {drafting[0][1]}")
-    else:
-        lines.append("  draft_len_schedule:")
-        lines += [f"    {last}: {depth}" for _, last, depth in drafting]
+    first = policy.shape.engine == "trtllm" and policy.settings.get("schedule_keys") == "first"
+    keys: Literal["last", "first"] = "first" if first else "last"
+    config = trtllm.speculative_config(_translated(policy, "trtllm", "TensorRT-LLM"), keys)
     notes = (
-        "the keys of draft_len_schedule are the last batch size of each range (from TensorRT-LLM 1.3; before, they were"
-        " the first); behind the last key nothing is drafted",
+        f"the keys of draft_len_schedule are the {keys} batch size of each range (the last from TensorRT-LLM 1.3 on,"
+        " the first before)" + ("" if first else "; behind the last key nothing is drafted"),
     )
-    return Exported("trtllm", ("--extra_llm_api_options", "{file}"), "\n".join(lines) + "\n", notes)
+    content = "".join(f"{line}\n" for line in _yaml({"speculative_config": config}))
+    return Exported("trtllm", ("--extra_llm_api_options", "{file}"), content, notes)
+
+
+def _yaml(mapping: Mapping[Any, Any]) -> Iterator[str]:
+    """Lines of YAML: mappings as blocks, everything else in JSON, which YAML reads, but for keys that are numbers."""
+    for key, value in mapping.items():
+        plain = not isinstance(key, str) or (key.isidentifier() and key.isascii() and "_" in key)
+        name = str(key) if plain else json.dumps(key, ensure_ascii=False)
+        if isinstance(value, Mapping) and value:
+            yield f"{name}:"
+            yield from (f"  {line}" for line in _yaml(value))
+        else:
+            yield f"{name}: {json.dumps(value, ensure_ascii=False)}"
 
 
 _WRITERS: Mapping[str, Callable[[Policy], Exported]] = {

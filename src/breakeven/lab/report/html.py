@@ -91,6 +91,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "extra": _extra(summary),
         "imported": words.imported(summary),
         "choices": choices,
+        "choice_metric": words.METRIC_WORDS[policy.primary_metric(summary)],
         "policy": policy.sentence(summary, choices),
         "deployable": policy.deployable(summary),
         "twins": words.twins(summary),

@@ -32,6 +32,10 @@ def markdown(summary: Summary) -> str:
         lines += [f"As a schedule: {plain(schedule.words)}.", ""]
     if schedule.flags:
         lines += ["```", schedule.flags.replace("`", "'"), "```", ""]
+    if schedule.content:
+        lines += ["with `policy-file`:", "", "```", *schedule.content.replace("`", "'").splitlines(), "```", ""]
+    if schedule.words and schedule.notes:
+        lines += [*(f"- {plain(note)}" for note in schedule.notes), ""]
     for arm in summary.arms:
         lines += [
             f"**{plain(words.answer(summary, arm))}** "

@@ -1,7 +1,8 @@
 """Which arm at which load: the policy that the verdicts support, in words, and as flags of an engine. Pure.
 
-Only a verdict moves anybody off the baseline: an arm that pays is chosen, the best of several by its ratio. Where none
-pays the baseline stays, and where an arm is undecided that is said.
+Only a verdict moves anybody off the baseline: an arm that pays by the declared primary metric and hurts no domain is
+chosen, the best of several by its ratio; that is the rule of `lab.policy`. Where none pays the baseline stays, and
+where an arm is undecided that is said.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from breakeven.lab.policy import Policy, PolicyError, decide, export
+from breakeven.lab.policy.decide import NOTHING_COMPARED, gain, hurt_domains, vetoed
 from breakeven.lab.report import words
-from breakeven.lab.summary import Summary
+from breakeven.lab.summary import ALL, Summary
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """At one level: the arm to run, its change, and what is open. `decided`: rests on verdicts alone."""
+    """At one level: the arm to run, its change (of the primary metric, arm ÷ baseline), and what is open. `decided`:
+    rests on verdicts alone."""
 
     level: int
     arm: str
@@ -28,21 +31,26 @@ class Choice:
 
 def choices(summary: Summary) -> list[Choice]:
     """One for each level, by rising level. A level without any comparison keeps the baseline, undecided."""
-    baseline = summary.campaign.baseline
-    by_arm = {arm: {row.level: row.comparison for row in words.rows(summary, arm)} for arm in summary.arms}
+    baseline, metric = summary.campaign.baseline, primary_metric(summary)
+    rows = {(c.arm, c.condition, c.level): c for c in summary.comparisons if c.metric == metric and not c.synthetic}
     found = []
     for level in summary.campaign.levels:
-        here = {arm: rows[level] for arm, rows in by_arm.items() if level in rows and not rows[level].synthetic}
-        paying = {arm: c.ratio for arm, c in here.items() if c.verdict == "pays" and c.ratio is not None}
+        here = {arm: rows[arm, ALL, level] for arm in summary.arms if (arm, ALL, level) in rows}
+        paying = [arm for arm, c in here.items() if c.verdict == "pays" and c.ratio is not None]
+        hurting = {arm: hurt for arm in paying if (hurt := hurt_domains(arm, level, rows, summary.campaign.conditions))}
+        allowed = [arm for arm in paying if arm not in hurting]
         undecided = [arm for arm, c in here.items() if c.verdict == "undecided"]
-        if paying:
-            best = max(paying, key=lambda arm: paying[arm] or 0.0)
-            others = [arm for arm in paying if arm != best]
+        veto = "; ".join(vetoed(arm, where) for arm, where in hurting.items())
+        if allowed:
+            best = max(allowed, key=lambda arm: gain(here[arm]))
+            others = [arm for arm in allowed if arm != best]
             reason = f"pays{f'; so does {words.joined(others)}, less' if others else ''}"
-            found.append(Choice(level, best, paying[best], True, reason))
+            found.append(Choice(level, best, here[best].ratio, True, f"{reason}; {veto}" if veto else reason))
         elif undecided or not here:
-            reason = f"{words.joined(undecided)} undecided" if undecided else "nothing was compared"
-            found.append(Choice(level, baseline, None, False, reason))
+            reason = f"{words.joined(undecided)} undecided" if undecided else NOTHING_COMPARED
+            found.append(Choice(level, baseline, None, False, f"{reason}; {veto}" if veto else reason))
+        elif veto:
+            found.append(Choice(level, baseline, None, True, veto))
         else:
             kinds = {c.verdict for c in here.values()}
             reason = (
@@ -52,6 +60,11 @@ def choices(summary: Summary) -> list[Choice]:
             )
             found.append(Choice(level, baseline, None, True, reason))
     return found
+
+
+def primary_metric(summary: Summary) -> str:
+    """The metric that the policy goes by."""
+    return str(summary.campaign.resolved.get("primary_metric", "throughput"))
 
 
 def sentence(summary: Summary, found: Sequence[Choice]) -> str:
@@ -75,8 +88,13 @@ def sentence(summary: Summary, found: Sequence[Choice]) -> str:
 def ranges_in_words(found: Policy) -> str:
     """`3 deep at 1 to 4, 1 deep at 5 to 8, off from 9 sequences on`."""
     if found.off:
-        waiting = any("undecided" in choice.reason for choice in found.choices)
-        return f"off at every load: {'no gain is decided yet' if waiting else 'nothing pays'}"
+        reasons = ["it pays on the whole, but hurts a domain"] if any(c.vetoed for c in found.choices) else []
+        if any(choice.undecided for choice in found.choices):
+            reasons.append("no gain is decided yet")
+        if not reasons:
+            compared = any(choice.reason != NOTHING_COMPARED for choice in found.choices)
+            reasons.append("nothing pays" if compared else NOTHING_COMPARED)
+        return f"off at every load: {'; '.join(reasons)}"
     parts = []
     for first, last, depth in found.ranges[:-1]:
         where = f"{first} to {last}" if last > first else f"{first}"
@@ -110,7 +128,7 @@ def deployable(summary: Summary) -> Deployable:
         exported = export(found)
     except PolicyError as problem:
         return Deployable(ranges_in_words(found), "", "", found.notes, str(problem))
-    content = "" if "{file}" not in " ".join(exported.flags) else exported.content
+    content = exported.content if exported.names_file else ""
     return Deployable(
         ranges_in_words(found), exported.command("policy-file"), content, (*found.notes, *exported.notes), ""
     )

@@ -213,9 +213,7 @@ def regime(summary: Summary) -> list[str]:
 
 def open_loop(summary: Summary) -> bool:
     """Is a level a rate, by the campaign?"""
-    resolved = summary.campaign.resolved
-    varied = (resolved.get("conditions") or {}).get("arrivals")
-    return bool(varied) or (resolved.get("arrivals") or {}).get("process", "closed") != "closed"
+    return summary.campaign.open_loop
 
 
 def correction(summary: Summary, arm: str) -> str:
@@ -353,13 +351,13 @@ def needed_rows(summary: Summary) -> list[NeededRow]:
             for a in summary.acceptance
             if a.level == row.level and a.condition == ALL and a.arm not in pretended and a.length.value is not None
         ]
-        known = row.ci_low is not None or row.ci_high is not None or (row.low_open and row.high_open)
+        both_open = row.low_open and row.high_open
         rows.append(
             NeededRow(
                 level=row.level,
                 length="–" if row.length is None else f"{row.length:.2f}",
-                interval=_between(row.ci_low, row.ci_high) if known else "–",
-                bootstrap=_between(row.bootstrap_low, row.bootstrap_high) if row.blocks > 1 else "–",
+                interval=_between(row.ci_low, row.ci_high, both_open),
+                bootstrap=_between(row.bootstrap_low, row.bootstrap_high, both_open),
                 reached=", ".join(reached) or "–",
                 arms=joined(row.arms),
                 blocks=row.blocks,
@@ -369,10 +367,10 @@ def needed_rows(summary: Summary) -> list[NeededRow]:
     return rows
 
 
-def _between(low: float | None, high: float | None) -> str:
-    """An interval that may be open: `2.10 to 2.60`, `below 2.60`, `above 2.10`, `not bounded`."""
+def _between(low: float | None, high: float | None, both_open: bool) -> str:
+    """An interval that may be open: `2.10 to 2.60`, `below 2.60`, `above 2.10`, `not bounded`; `–` where unknown."""
     if low is not None and high is not None:
         return f"{low:.2f} to {high:.2f}"
     if high is not None:
         return f"below {high:.2f}"
-    return f"above {low:.2f}" if low is not None else "not bounded"
+    return f"above {low:.2f}" if low is not None else "not bounded" if both_open else "–"

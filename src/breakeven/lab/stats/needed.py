@@ -28,7 +28,8 @@ class NeededAcceptance:
     """`length`: tokens a round, bonus token included; None outside the lengths measured, or where the data contradict
     a steady rise, and `note` says which. `ci_low`, `ci_high`: by the paired t test over blocks, None where open
     (`low_open`, `high_open`) or unknown (neither flag). `bootstrap_low`, `bootstrap_high`: by resampling whole blocks,
-    None where open or unknown. `lengths`, `fitted`: the lengths measured, ascending, and the fitted log ratio at each.
+    None where open or unknown (as the t interval is). `lengths`, `fitted`: the lengths measured, ascending, and the
+    fitted log ratio at each.
     """
 
     length: float | None
@@ -66,7 +67,7 @@ def needed_acceptance(
     loads = [1 / length for length in lengths]
     found = break_even(loads, log_ratios_by_block, confidence, anytime=anytime)
     resampled = None
-    if resamples:
+    if resamples and found.monotone:
         resampled = resampled_interval(
             loads, log_ratios_by_block, seed=seed, confidence=confidence, resamples=resamples
         )  # fmt: skip

@@ -24,8 +24,9 @@ from breakeven.lab.runner import ArmFactory, CampaignRunner, Outcome, check_resu
 from breakeven.lab.summary import ALL, Summary
 from breakeven.lab.tune.choose import Proposal, mean_gains, propose, survivors
 from breakeven.lab.tune.halving import Round, rounds
-from breakeven.lab.tune.space import Candidate, Space, TuneError, with_schedule
-from breakeven.lab.tune.stages import POLICY, confirm_campaign, halves, search_campaign
+from breakeven.lab.tune.space import POLICY, Candidate, Space, TuneError, with_schedule
+from breakeven.lab.tune.stages import confirm_campaign, halves, search_campaign
+from breakeven.lab.workload.prompt import PromptError
 
 CONFIRM = "confirm"
 
@@ -81,8 +82,26 @@ class Tuning:
             self.say(note)
         return self._confirm(proposal, confirmation)
 
+    def check(self) -> None:
+        """Can every stage be laid out with its half of the prompts? TuneError if not, before anything is measured."""
+        halved = halves(self.campaign, load_suites(self.campaign))
+        arms = {candidate.name: candidate.config for candidate in self.space.candidates[:1]}
+        stages = (
+            search_campaign(self.campaign, 1, arms, 1),
+            confirm_campaign(self.campaign, arms, self.campaign.levels),
+        )
+        for half, stage, suites in zip(("search", "confirmation"), stages, halved, strict=True):
+            try:
+                build_schedule(stage, suites)
+            except PromptError as problem:
+                raise TuneError(
+                    f"the half of the prompts that the {half} gets does not do: {problem}. Give more prompts of that"
+                    " kind, or another seed"
+                ) from None
+
     def search(self) -> Proposal:
         """All rounds. What stays in each follows from all blocks measured so far."""
+        self.check()
         search_suites, _ = halves(self.campaign, load_suites(self.campaign))
         left = list(self.space.candidates)
         gains: dict[str, dict[int, list[float]]] = {c.name: {n: [] for n in self.campaign.levels} for c in left}
@@ -179,6 +198,12 @@ class Tuning:
                 raise StageFailedError(f"{name}: a server died, and the campaign says to stop then")
         if not run.cell_ids():
             raise StageFailedError(f"{name}: nothing was measured")
+        # A round that went on without them would choose otherwise than the same command does once they are measured.
+        if name != CONFIRM and _unmeasured(run, schedule):
+            raise StageFailedError(
+                f"{name}: cells of the baseline {campaign.baseline!r} could not be measured, and what stays goes by"
+                f" them: see {run.path}"
+            )
         return run
 
 

@@ -11,15 +11,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from breakeven.lab.campaign import Campaign, EmbeddedArm, Tune
-from breakeven.lab.engines import EngineArm
+from breakeven.lab.engines import EngineArm, SglangArm
 from breakeven.lab.engines.traps import dominated
+from breakeven.lab.known_traps import synthetic_arms
 from breakeven.lab.policy.ranges import Range
 from breakeven.lab.policy.shapes import Shape, shape
 
 _STEPS = (1, 2, 3, 5)
 _NGRAM_STEPS = (2, 4, 8)
-_NGRAM_MAX = (3, 5)
+_NGRAM_MAX: tuple[int | None, ...] = (3, 5)
+_NO_NGRAM_MAX: tuple[int | None, ...] = (None,)
 MAX_CANDIDATES = 64
+POLICY = "policy"  # what the confirmation calls the schedule's arm
 TUNED = (EmbeddedArm, EngineArm)
 
 
@@ -38,11 +41,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """`left_out`: combinations that are not tried, each with the reason."""
+    """`left_out`: combinations that are not tried, each with the reason. `notes`: what else the reader should know."""
 
     arm: str
     candidates: tuple[Candidate, ...]
     left_out: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def tuned_arm(campaign: Campaign, name: str | None = None) -> str:
@@ -69,14 +73,17 @@ def tuned_arm(campaign: Campaign, name: str | None = None) -> str:
 
 
 def search_space(campaign: Campaign, arm: str) -> Space:
-    """All combinations of the campaign's `tune` section, or of the defaults, that are valid for this arm."""
+    """All combinations of the campaign's `tune` section, or of the defaults, that are valid for this arm.
+
+    TuneError where none is, and for a campaign whose levels are no batch sizes or whose baseline is not off.
+    """
     base = campaign.arms[arm]
     given = base.speculation.model_dump(mode="json")  # type: ignore[union-attr]  # of `tuned_arm`
-    if given.get("synthetic_acceptance_length") is not None:
-        raise TuneError(f"the arm {arm!r} has synthetic acceptance, so nothing can be found out by measuring it")
+    notes = _check(campaign, arm)
     found: dict[str, Candidate] = {}
     left_out = []
-    for name, fields in _combinations(campaign.tune or Tune(), given):
+    trie = isinstance(base, SglangArm)  # its n-grams come from a trie, without a longest suffix
+    for name, fields in _combinations(campaign.tune or Tune(), given, _NO_NGRAM_MAX if trie else _NGRAM_MAX):
         problem = next(iter(_wasteful(fields)), None)
         try:
             config = with_speculation(base, {**given, "schedule": None, **fields})
@@ -94,7 +101,40 @@ def search_space(campaign: Campaign, arm: str) -> Space:
         raise TuneError(f"no shape is left to try for {arm!r}: {'; '.join(left_out)}")
     if len(found) > MAX_CANDIDATES:
         raise TuneError(f"{len(found)} shapes are more than {MAX_CANDIDATES}: give fewer values in the tune section")
-    return Space(arm, tuple(found.values()), tuple(left_out))
+    if campaign.baseline.lower() in {POLICY, *(name.lower() for name in found)}:
+        raise TuneError(
+            f"the baseline's name {campaign.baseline!r} is one that an arm of the search or of the confirmation gets:"
+            " rename it"
+        )
+    return Space(arm, tuple(found.values()), tuple(left_out), notes)
+
+
+def _check(campaign: Campaign, arm: str) -> tuple[str, ...]:
+    """Can a schedule by batch size come out of this campaign? Notes; TuneError if not."""
+    if campaign.open_loop:
+        raise TuneError(
+            "a schedule goes by the number of sequences, but the levels of this campaign are rates of arrival: tune in"
+            " closed loop (arrivals: closed)"
+        )
+    if campaign.workload.sessions is not None:
+        raise TuneError(
+            "a schedule goes by the number of sequences, but the levels of this campaign are sessions in play, many of"
+            " them thinking: tune without workload.sessions"
+        )
+    pretending = [name for name in (arm, campaign.baseline) if name in synthetic_arms(campaign)]
+    if pretending:
+        raise TuneError(
+            f"the arm {pretending[0]!r} has synthetic acceptance, so nothing can be found out by measuring it"
+        )
+    off = shape(campaign.arms[campaign.baseline].model_dump(mode="json"))
+    if off.known and off.depth:
+        raise TuneError(
+            f"a schedule turns speculation off where it does not pay, but the baseline {campaign.baseline!r} drafts"
+            f" {off.depth} deep itself: tune against a baseline without speculation"
+        )
+    if not off.known:
+        return (f"whether the baseline {campaign.baseline} drafts is not known: {off.reason}",)
+    return ()
 
 
 def with_speculation(arm: Any, fields: Mapping[str, Any]) -> Any:
@@ -121,14 +161,22 @@ def _wasteful(fields: Mapping[str, Any]) -> Iterator[str]:
         yield from dominated(steps, topk, nodes)
 
 
-def _combinations(tune: Tune, given: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and fields of each combination; what the section leaves out stays as the arm has it."""
+def _combinations(
+    tune: Tune, given: Mapping[str, Any], ngram_max: Sequence[int | None]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and fields of each combination; what the section leaves out stays as the arm has it.
+
+    `ngram_max`: tried beside the arm's own where the section says nothing.
+    """
     ngram = (given.get("algorithm") or given.get("method")) == "ngram"
     steps = tune.num_steps or (_NGRAM_STEPS if ngram else _STEPS)
     topks: Sequence[int | None] = tune.eagle_topk or (None,)
     nodes: Sequence[int | None] = tune.num_draft_tokens or (None,)
     shortest: Sequence[int | None] = tune.ngram_min or (None,)
-    longest: Sequence[int | None] = tune.ngram_max or (_NGRAM_MAX if ngram else (None,))
+    own = given.get("ngram_max") if ngram else None
+    longest: Sequence[int | None] = tune.ngram_max or (
+        tuple(dict.fromkeys((*ngram_max, *([own] if own is not None else [])))) if ngram else (None,)
+    )
     for depth, topk, size, low, high in itertools.product(steps, topks, nodes, shortest, longest):
         breadth = topk or given.get("eagle_topk") or 1
         fields: dict[str, Any] = {"num_steps": depth}

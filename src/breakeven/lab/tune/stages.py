@@ -12,9 +12,8 @@ from typing import Any
 
 from breakeven.lab.campaign import Campaign
 from breakeven.lab.design import stable_hash, stable_shuffle
+from breakeven.lab.tune.space import TuneError
 from breakeven.lab.workload.prompt import Suite, make_suite
-
-POLICY = "policy"
 
 
 def stage_seed(campaign: Campaign, stage: str) -> int:
@@ -56,11 +55,16 @@ def _stage(campaign: Campaign, stage: str, arms: Mapping[str, Any], changes: Map
 
 
 def halves(campaign: Campaign, suites: Mapping[str, Suite]) -> tuple[dict[str, Suite], dict[str, Suite]]:
-    """The prompts of the search and those of the confirmation, by domain. A domain of one prompt has it in both."""
+    """The prompts of the search and those of the confirmation, by domain. TuneError for a domain of one prompt."""
     search, confirm = {}, {}
     for name, suite in suites.items():
         order = stable_shuffle(suite.prompts, campaign.seed, "tune", name)
+        if len(order) < 2:
+            raise TuneError(
+                f"the domain {name!r} has {len(order)} prompt, but search and confirmation share none: give it more"
+                " prompts, or leave it out"
+            )
         middle = len(order) // 2
-        search[name] = make_suite(suite.name, order[:middle] or order)
+        search[name] = make_suite(suite.name, order[:middle])
         confirm[name] = make_suite(suite.name, order[middle:])
     return search, confirm
