@@ -76,7 +76,7 @@ def decide(summary: Summary) -> Policy:
         )
     metric = str(resolved.get("primary_metric", "throughput"))
     settings = {arm.name: arm.settings for arm in digest.arms}
-    pretended = {arm.name for arm in digest.arms if arm.synthetic_acceptance is not None}
+    pretended = {arm.name for arm in digest.arms if arm.pretends}
     shapes = {name: _real(shape(settings[name]), name in pretended) for name in summary.arms}
     unknown = {name: found.reason for name, found in shapes.items() if not found.known}
     families: dict[str, list[str]] = {}

@@ -177,6 +177,8 @@ def _trtllm(policy: Policy) -> Exported:
         )
     lines = ["speculative_config:", f"  decoding_type: {_method(policy, 'TensorRT-LLM', _TRTLLM_TYPES)}"]
     lines.append(f"  max_draft_len: {deepest}")
+    if policy.shape.method == "mtp":
+        lines.append(f"  num_nextn_predict_layers: {deepest}")  # what 1.2 goes by
     if (path := _drafter(policy, "TensorRT-LLM")) is not None:
         lines.append(f"  speculative_model: {json.dumps(path, ensure_ascii=False)}")
     if (longest := _given(policy).get("ngram_max")) is not None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from breakeven.lab.campaign import Campaign, EmbeddedArm, Tune
 from breakeven.lab.engines import EngineArm
 from breakeven.lab.engines.traps import dominated
+from breakeven.lab.known_traps import synthetic_arms
 from breakeven.lab.policy.ranges import Range
 from breakeven.lab.policy.shapes import Shape, shape
 
@@ -72,7 +73,7 @@ def search_space(campaign: Campaign, arm: str) -> Space:
     """All combinations of the campaign's `tune` section, or of the defaults, that are valid for this arm."""
     base = campaign.arms[arm]
     given = base.speculation.model_dump(mode="json")  # type: ignore[union-attr]  # of `tuned_arm`
-    if given.get("synthetic_acceptance_length") is not None:
+    if arm in synthetic_arms(campaign):
         raise TuneError(f"the arm {arm!r} has synthetic acceptance, so nothing can be found out by measuring it")
     found: dict[str, Candidate] = {}
     left_out = []
