@@ -108,6 +108,12 @@ def test_tensorrt_llm_counts_drafted_tokens_and_no_rounds() -> None:
         "num_accepted_tokens": 12,
     }
     assert with_rounds(speculation_series(SCRAPE), 3) == speculation_series(SCRAPE)
+    gauges = "".join(
+        f"# TYPE trtllm_spec_decode_{name} gauge\ntrtllm_spec_decode_{name} 4\n"
+        for name in ("num_draft_tokens", "num_accepted_tokens")
+    )
+    assert speculation_series(gauges) == {}
+    assert speculation_series(gauges + text) == series
 
 
 def test_labels_are_unescaped_and_commas_inside_them_do_not_end_them() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from breakeven.lab.arms import make_arm
-from breakeven.lab.campaign import Campaign
+from breakeven.lab.arms import Probe, StartError, make_arm
+from breakeven.lab.campaign import Campaign, CommandArm
 from breakeven.lab.campaign_file import CampaignError, parse_campaign
 from breakeven.lab.engines import METHODS, EngineArm, EngineSpeculation, Launch, launch_of
 from breakeven.lab.engines.base import option_values
 from breakeven.lab.engines.speculation import edges, most_nodes
+from breakeven.lab.engines.traps import PRETENDING, is_synthetic
 
 ENGINES = ("vllm", "sglang", "llamacpp", "trtllm")
 SCHEDULE = [[1, 4, 3], [5, 8, 1], [9, 16, 0]]
@@ -113,6 +116,8 @@ def test_llamacpp_is_told_everything_in_its_own_words() -> None:
     )
     assert found.reset_path is None
     assert found.why_no_reset
+    with pytest.raises(ValidationError, match="set slots beside max_model_len"):
+        arm("llamacpp", max_model_len=1000)
 
 
 def test_tensorrt_llm_is_told_in_a_file() -> None:
@@ -126,6 +131,28 @@ def test_tensorrt_llm_is_told_in_a_file() -> None:
         "cuda_graph_config": {"max_batch_size": 64},
     }
     assert found.metrics_path == "/prometheus/metrics"
+    mtp = trtllm_config({"method": "mtp", "num_steps": 3})
+    assert mtp == {"decoding_type": "MTP", "max_draft_len": 3, "num_nextn_predict_layers": 3}
+
+
+def test_a_server_does_not_inherit_synthetic_acceptance_from_the_users_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in PRETENDING:
+        monkeypatch.setenv(name, "2.5")
+    show = f"import os; print(sorted(set(os.environ) & set({PRETENDING!r})))"
+    given = {
+        "a": arm("llamacpp", executable=[sys.executable, "-c", show], env={"LLAMA_ARG_SPEC_SYNTH_LEN": "2"}),
+        "b": CommandArm(type="command", command=(sys.executable, "-c", show, "{port}")),
+    }
+    for name, config in given.items():
+        server = make_arm(name, config)
+        server.start(tmp_path / name)
+        with pytest.raises(StartError):
+            server.wait_ready(Probe("/v1/completions", lambda model: b"{}"))
+        server.stop()
+    assert (tmp_path / "a").read_text().strip() == "['LLAMA_ARG_SPEC_SYNTH_LEN']"  # the arm's own
+    assert (tmp_path / "b").read_text().strip() == "[]"
 
 
 # Speculation
@@ -175,8 +202,10 @@ def test_synthetic_acceptance_in_each_engines_words() -> None:
     assert launch("llamacpp", speculation).command[-2:] == ("--spec-synth-len", "2.5")
     with pytest.raises(ValidationError, match="no synthetic_acceptance_length"):
         launch("trtllm", speculation)
-    assert arm("vllm", speculation).synthetic
-    assert not arm("vllm", eagle(num_steps=3)).synthetic
+    for engine in ("vllm", "sglang", "llamacpp"):
+        pretending, earning = launch(engine, speculation), launch(engine, eagle(num_steps=3))
+        assert is_synthetic(pretending.command, pretending.env)
+        assert not is_synthetic(earning.command, earning.env)
 
 
 def test_acceptance_thresholds_are_sglangs_alone() -> None:

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakeven.lab.arms.gpu_memory import NO_GPU, NOT_INSTALLED, GpuMemory, not_returned, used_memory
+from breakeven.lab.arms.gpu_memory import (
+    NO_GPU,
+    NO_GPU_OF_ITS_OWN,
+    NOT_INSTALLED,
+    GpuMemory,
+    not_returned,
+    used_memory,
+    visible,
+)
 
 MIB = 2**20
 
@@ -53,6 +61,26 @@ def test_memory_is_read_by_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert used_memory() == {"GPU-0": 5, "GPU-1": 7}
 
 
+def test_only_the_servers_own_gpus_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = [5, 7, 0]
+    install(monkeypatch, used)
+    assert used_memory(("1",)) == used_memory(("GPU-1",)) == {"GPU-1": 7}
+    assert used_memory(()) == used_memory(("9",)) == NO_GPU_OF_ITS_OWN
+    memory = GpuMemory(("1", "2"))
+    used[0] = 900 * MIB  # somebody else's
+    assert memory.returned(0.0) == ("", "back to where it was on 2 GPUs")
+    used[2] = 900 * MIB
+    assert memory.returned(0.0)[0].endswith("900 MiB on GPU-2")
+
+
+@pytest.mark.parametrize(
+    ("variable", "gpus"),
+    [(None, None), ("0,3", ("0", "3")), (" GPU-ab , 1", ("GPU-ab", "1")), ("", ()), ("-1", ()), ("MIG-1", None)],
+)
+def test_the_servers_gpus_are_those_that_cuda_shows_it(variable: str | None, gpus: tuple[str, ...] | None) -> None:
+    assert visible(variable) == gpus
+
+
 def test_what_keeps_it_from_being_read_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert used_memory() == NOT_INSTALLED
@@ -67,13 +95,13 @@ def test_what_keeps_it_from_being_read_is_said(monkeypatch: pytest.MonkeyPatch) 
 
 def test_memory_that_comes_back_late_is_waited_for() -> None:
     readings = iter([{"a": 0}, {"a": 900 * MIB}, {"a": 100 * MIB}])
-    memory = GpuMemory(lambda: next(readings))
+    memory = GpuMemory(None, lambda gpus: next(readings))
     assert memory.returned(5.0) == ("", "back to where it was on 1 GPU")
 
 
 def test_memory_that_does_not_come_back_is_a_problem() -> None:
     readings = iter([{"a": 0, "b": 0}, {"a": 0, "b": 900 * MIB}])
-    problem, _ = GpuMemory(lambda: next(readings)).returned(0.0)
+    problem, _ = GpuMemory(None, lambda gpus: next(readings)).returned(0.0)
     assert problem == "GPU memory is not back 0 s after the server ended: 900 MiB on b"
 
 

@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 from run_helpers import campaign, execute, mock_arm
 from typer.testing import CliRunner
 
 from breakeven.cli.main import app
-from breakeven.lab.analysis import analyse
+from breakeven.lab.analysis import analyse, summarise
 from breakeven.lab.campaign import Campaign
-from breakeven.lab.engines.traps import dominated, synthetic_length, traps
-from breakeven.lab.known_traps import synthetic_arms, trap_sentences
-from breakeven.lab.lints import speculates
+from breakeven.lab.engines.traps import dominated, is_synthetic, synthetic_length, traps
+from breakeven.lab.known_traps import synthetic_arms, trap_sentences, unjudged_arms
+from breakeven.lab.lints import speculates, unlike_metrics
 from breakeven.lab.plan import build_schedule, load_suites
+from breakeven.lab.policy import PolicyError, decide
 from breakeven.lab.report import policy, words
 
 
@@ -41,7 +43,8 @@ KIMI = {"num_steps": 2, "eagle_topk": 4, "num_draft_tokens": 16}
 
 
 def test_plain_arms_have_no_traps() -> None:
-    assert found(a=typed("vllm"), b=typed("vllm", num_steps=3), c=typed("llamacpp", num_steps=3)) == ""
+    slots = {**typed("llamacpp", num_steps=3), "slots": 100}
+    assert found(a=typed("vllm"), b=typed("vllm", num_steps=3), c=slots) == ""
 
 
 def test_a_tree_that_its_depth_caps_is_named_with_the_chain_to_try() -> None:
@@ -108,11 +111,24 @@ def test_graph_ladders_that_do_not_divide_are_named() -> None:
     assert "up to 30 tokens, and 30, 100 streams bring 4 each" in told
     fitting = found(a=typed("vllm", "--cudagraph-capture-sizes", "4", "8", "400", num_steps=3))
     assert fitting == ""
+    for flags in (
+        ("--max-cudagraph-capture-size=256",),
+        ("--max_cudagraph_capture_size", "256"),
+        ("--compilation-config", '{"max_cudagraph_capture_size": 256}'),
+    ):
+        told = found(a=typed("vllm", *flags, num_steps=3))
+        assert told == "a captures CUDA graphs of up to 256 tokens, and 100 streams bring 4 each: those levels run " + (
+            "without a graph"
+        )
+    assert found(a=typed("vllm", "--max-cudagraph-capture-size=400", num_steps=3)) == ""
     assert "up to 16 requests: 30, 100 streams run without one" in found(a=typed("sglang", "--cuda-graph-max-bs", "16"))
 
 
 def test_streams_beyond_llamacpps_slots_wait() -> None:
     assert "serves 4 requests at once: at 30, 100 streams" in found(a={**typed("llamacpp"), "slots": 4})
+    for flags in ((), ("--parallel", "-1")):
+        assert "serves 4 requests at once, llama-server's default" in found(a=typed("llamacpp", *flags))
+    assert found(a=typed("llamacpp", "-np", "100")) == ""
 
 
 def test_a_command_line_written_by_hand_is_looked_at_too() -> None:
@@ -131,11 +147,40 @@ def test_every_way_to_pretend_is_recognised() -> None:
     config = json.dumps({"synthetic_acceptance_rates": [1.0, 0.5]})
     assert synthetic_length(("vllm", "--speculative-config", config), {}) == 2.5
     assert synthetic_length(("vllm", "serve"), {}) is None
+    assert synthetic_length(("llama-server",), {"LLAMA_ARG_SPEC_SYNTH_LEN": "1.5"}) == 1.5
+    assert synthetic_length(("llama-server",), {"LLAMA_ARG_SPEC_SYNTH_RATES": "0.5,0.25"}) == 1.75
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rejection_sample_method": "synthetic", "synthetic_acceptance_rate": 0.8},
+        {"synthetic_acceptance_rates": 0.8},
+        {"synthetic_acceptance_rates": [10**400]},
+    ],
+)
+def test_acceptance_by_lot_at_a_length_that_is_not_told_gets_no_verdict_either(config: dict[str, Any]) -> None:
+    command = ("vllm", "--speculative-config", json.dumps(config))
+    assert is_synthetic(command, {})
+    assert synthetic_length(command, {}) is None
+    given = arms(real=typed("vllm", num_steps=3), set=typed("vllm", num_steps=3, extra=config))
+    assert synthetic_arms(given) == {"set": None}
+    assert unjudged_arms(given) == {"set"}
+    assert "set accepts drafts by lot, at a set length: this" in "".join(trap_sentences(given))
+    made = synthetic.campaign(arms={"off": typed("vllm"), "set": given.arms["set"].model_dump()}, baseline="off")
+    summary = summarise(made, {}, synthetic.cells(made, synthetic.by_level()))
+    assert all(c.synthetic and c.verdict == "undecided" and "length unknown" in c.explanation
+               for c in summary.comparisons)  # fmt: skip
+    assert summary.needed_acceptance == []
+    assert "gets no verdict" in words.answer(summary, "set")
+    with pytest.raises(PolicyError, match="synthetic"):
+        decide(summary)
 
 
 _PARTS = [
     *("--speculative-config", "{}", "[]", '{"num_speculative_tokens_per_batch_size": [[1]]}', "--spec-synth-rates"),
-    *("--cudagraph-capture-sizes", "nan", "-np", "llama-server", "--compilation-config"),
+    *("--cudagraph-capture-sizes", "nan", "-np", "llama-server", "--compilation-config", str(10**400)),
+    *('{"synthetic_acceptance_rates": 1}', '{"max_cudagraph_capture_size": []}', '{"synthetic_acceptance_length": {}}'),
 ]
 
 
@@ -147,6 +192,22 @@ def test_any_command_line_can_be_looked_at(parts: list[str]) -> None:
 def test_typed_arms_say_whether_they_speculate() -> None:
     given = arms(a=typed("vllm"), b=typed("vllm", num_steps=3), c=typed("sglang", "--speculative-algorithm", "NGRAM"))
     assert [speculates(given.arms[name]) for name in ("a", "b", "c")] == [False, True, True]
+    options = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 3}}
+    more = arms(
+        a={**typed("trtllm"), "options": options},
+        b=typed("trtllm"),
+        c=typed("llamacpp", "--spec-type", "none", "-c", "100"),
+        d=typed("llamacpp", "--spec-draft-model", "d"),
+        e=typed("vllm", "--speculative_config={}"),
+    )
+    assert [speculates(more.arms[name]) for name in "abcde"] == [True, False, False, True, True]
+
+
+def test_typed_arms_of_one_engine_must_collect_metrics_alike() -> None:
+    (told,) = unlike_metrics(arms(a=typed("vllm", "--disable-log-stats"), b=typed("vllm"), c=typed("sglang")))
+    assert "a: --disable-log-stats; b: none" in told
+    alike = arms(a=typed("vllm", "--disable_log_stats"), b=typed("vllm", "--disable-log-stats"))
+    assert not list(unlike_metrics(alike))
 
 
 def test_traps_reach_the_plan() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +20,13 @@ from run_helpers import QUICK, campaign, execute
 
 from breakeven.lab.analysis import analyse
 from breakeven.lab.arms import Probe, ResetError, StartError, make_arm
-from breakeven.lab.arms.process import free_port, port_is_free
-from breakeven.lab.arms.remote import process_group, ssh_command, start_script
+from breakeven.lab.arms.process import answers_at, free_port, port_is_free
+from breakeven.lab.arms.remote import first_line, group_is_gone, process_group, ssh_command, start_script
 from breakeven.lab.campaign import AttachArm, Campaign
 from breakeven.lab.mock import MockProcess, MockScript
+from breakeven.lab.plan import build_schedule, load_suites
+from breakeven.lab.records import RunDirectory
+from breakeven.lab.runner import prepare
 
 PROBE = Probe("/v1/chat/completions", lambda model: b'{"model": "%b", "messages": [], "stream": true}' % model.encode())
 
@@ -103,6 +109,50 @@ def test_a_server_over_ssh_is_started_measured_and_proved_gone(engine: str, tmp_
     assert "variable a b'c" in log.read_text()
 
 
+def test_variables_stand_in_no_command_line(engine: str, tmp_path: Path) -> None:
+    arm = make_arm("far", config(given := remote(engine, env={"THE_VARIABLE": "a-secret"})))
+    try:
+        identity = arm.start(tmp_path / "log")
+        assert identity is not None
+        arm.wait_ready(PROBE)
+        lines = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
+        assert any(str(given["port"]) in line for line in lines)
+        assert not any("a-secret" in line for line in lines)
+        assert "variable a-secret" in (tmp_path / "log").read_text()
+    finally:
+        arm.stop()
+    assert first_line({"A": None}) == b""
+
+
+def test_what_answers_there_already_is_not_taken_for_the_server(engine: str, tmp_path: Path) -> None:
+    with MockProcess(MockScript(**QUICK)) as mock:
+        arm = make_arm("far", config(remote(engine, port=int(mock.url.rpartition(":")[2]))))
+        with pytest.raises(StartError, match=r"something already answers at 127\.0\.0\.1:\d+, and would be measured"):
+            arm.start(tmp_path / "log")
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_forwarded_port_with_nothing_behind_it_is_no_server() -> None:
+    with socket.socket() as forwarder:
+        forwarder.bind(("127.0.0.1", 0))
+        forwarder.listen()
+        port = forwarder.getsockname()[1]
+        hanging_up = threading.Thread(target=lambda: forwarder.accept()[0].close())
+        hanging_up.start()
+        assert not answers_at("127.0.0.1", port)
+        hanging_up.join()
+    assert not answers_at("127.0.0.1", port)
+
+
+def test_a_shells_greeting_does_not_hide_that_the_group_is_gone(engine: str) -> None:
+    ssh = Path(engine).with_name("ssh")
+    ssh.write_text(SSH.replace("shift\nexec", "shift\necho Welcome to gone left\nexec"))
+    assert group_is_gone("me@far", os.getpgid(0)) is False
+    child = subprocess.Popen(["true"], start_new_session=True)
+    child.wait()
+    assert group_is_gone("me@far", child.pid) is True
+
+
 def test_the_far_server_dies_with_the_lab(engine: str, tmp_path: Path) -> None:
     """The connection ends without a word: what is on the far side must not stay."""
     arm = make_arm("far", config(remote(engine)))
@@ -181,6 +231,8 @@ def test_what_cannot_be_started_elsewhere_is_refused(engine: str, fields: dict[s
 def test_far_servers_are_reached_by_their_name_and_listen_everywhere(engine: str) -> None:
     far = config(remote(engine, host=None, ssh="me@gpu7"))
     assert (far.address, far.bind) == ("gpu7", "0.0.0.0")
+    named = config(remote(engine, host="10.0.0.7", ssh="me@gpu7"))
+    assert (named.address, named.bind) == ("10.0.0.7", "0.0.0.0")
     near = config(remote(engine, ssh=None, host=None))
     assert (near.address, near.bind) == ("127.0.0.1", "127.0.0.1")
 
@@ -242,15 +294,80 @@ def test_a_reset_that_fails_and_a_server_that_stays_are_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("breakeven.lab.arms.attach._SILENCE_S", 0.2)
-    with MockProcess(MockScript(**QUICK)) as mock:
-        arm = make_arm("a", attached(url=mock.url, reset_command=["false"], stop_command=["true"]))
-        arm.start(tmp_path / "log")
+    url = f"http://127.0.0.1:{free_port()}"
+    commands = {"start_command": ["sh", "-c", background(url, tmp_path)], "stop_command": ["true"]}
+    arm = make_arm("a", attached(url=url, reset_command=["false"], startup_timeout_s=20, **commands))
+    arm.start(tmp_path / "log")
+    try:
         arm.wait_ready(PROBE)
         with pytest.raises(ResetError, match="reset_command failed with exit status 1"):
             arm.reset()
         report = arm.stop()
-        assert report.problems == (f"{mock.url} still answers 0.2 s after stop_command",)
+        assert report.problems == (f"{url} still answers 0.2 s after stop_command",)
         assert arm.stop().problems == ()  # only once
+        again = make_arm("a", attached(url=url, **commands))
+        with pytest.raises(StartError, match="something already answers at"):
+            again.start(tmp_path / "log")
+        assert again.stop().problems == ()  # what is not its own is not stopped
+    finally:
+        subprocess.run(["sh", "-c", f"kill $(cat {tmp_path}/pid)"], check=True)
+
+
+def background(url: str, tmp_path: Path) -> str:
+    """A start_command of a shell: the mock server, its process number in a file."""
+    return (
+        f"{sys.executable} -m breakeven.lab.mock --port {url.rpartition(':')[2]} --script '{json.dumps(QUICK)}' "
+        f">/dev/null 2>&1 & echo $! > {tmp_path}/pid"
+    )
+
+
+class _Proxy(http.server.BaseHTTPRequestHandler):
+    """An ingress with nothing behind it."""
+
+    def do_GET(self) -> None:
+        self.send_error(503)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def test_a_proxy_that_says_that_nothing_is_behind_it_is_no_server(tmp_path: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{proxy.server_port}"
+        arm = make_arm("a", attached(url=url, start_command=["true"], stop_command=["true"]))
+        arm.start(tmp_path / "log")
+        assert arm.stop().problems == ()
+        proxy.shutdown()
+
+
+def test_a_killed_runs_server_is_stopped_before_the_first_launch_of_a_resume(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    stop = f"kill $(cat {tmp_path}/pid); echo stopped >> {tmp_path}/seen"
+    arms = {name: hooks(url, tmp_path, start=background(url, tmp_path), stop=stop) for name in ("a", "b")}
+    given = campaign(arms, baseline="a", blocks=1, levels=[1])
+    schedule = build_schedule(given, load_suites(given))
+    run = RunDirectory.create(tmp_path / "run", given, "", prepare(given, schedule))
+    make_arm("a", given.arms["a"]).start(tmp_path / "log")
+    with run.lock():
+        run.journal("arm_started", block=0, arm="a", launch=1, pid=None, pid_created=None, command=[])
+    told: list[str] = []
+    run, outcome = execute(tmp_path / "run", given, lambda event: told.append(str(event)))
+    assert not outcome.invalid
+    assert not outcome.start_failures
+    assert (tmp_path / "seen").read_text().split() == ["stopped"] * 3
+    assert any("an earlier start had left its server running: ran its stop_command" in words for words in told)
+
+
+def test_commands_that_cannot_keep_servers_apart_are_refused() -> None:
+    with pytest.raises(ValueError, match="stop_command without start_command"):
+        attached(url="http://h", stop_command=["true"])
+    alone = {"type": "attach", "url": "http://h:1/v1", "start_command": ["true"]}
+    with pytest.raises(ValueError, match="no stop_command, and b is at the same URL"):
+        campaign({"a": alone, "b": {"type": "attach", "url": "http://h:1"}}, baseline="a")
+    with pytest.raises(ValueError, match="no stop_command, and a-aa is at the same URL"):
+        campaign({"a": alone, "b": {"type": "attach", "url": "http://h:2"}}, baseline="a", aa=True)
+    assert attached(**{k: v for k, v in alone.items() if k != "type"}).stop_command is None
 
 
 def test_one_way_to_reset_is_enough() -> None:

@@ -320,7 +320,9 @@ def _without_verdict(campaign: Campaign, compared: Comparison) -> Comparison:
     pretending = [name for name in (compared.arm, compared.baseline) if name in lengths]
     if not pretending:
         return compared
-    told = " and ".join(f"{name} (length {lengths[name]:g})" for name in pretending)
+    told = " and ".join(
+        f"{name} (length {'unknown' if (length := lengths[name]) is None else f'{length:g}'})" for name in pretending
+    )
     return compared.model_copy(
         update={
             "synthetic": True,
@@ -377,7 +379,9 @@ def _condition_note(campaign: Campaign, arm: str) -> str:
     lengths = synthetic_arms(campaign)
     if arm not in lengths:
         return ""
-    return f"acceptance is synthetic: where a drafter of acceptance length {lengths[arm]:g} would break even"
+    length = lengths[arm]
+    of_what = "its set acceptance" if length is None else f"acceptance length {length:g}"
+    return f"acceptance is synthetic: where a drafter of {of_what} would break even"
 
 
 def _level_summaries(campaign: Campaign, conditions: Sequence[str], values: Values) -> list[LevelSummary]:
@@ -573,6 +577,7 @@ def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
                 baseline=name == campaign.baseline,
                 settings=settings,
                 synthetic_acceptance=synthetic_arms(campaign).get(name),
+                synthetic=name in synthetic_arms(campaign),
             )
             for name, settings in resolved["arms"].items()
         ],

@@ -222,6 +222,8 @@ class AttachArm(_HttpServer):
     def _one_reset(self) -> Self:
         if self.reset_url is not None and self.reset_command is not None:
             raise ValueError("give reset_url or reset_command, not both")
+        if self.stop_command is not None and self.start_command is None:
+            raise ValueError("stop_command without start_command would end a server that nothing starts again")
         return self
 
     @field_validator("url", "reset_url", "metrics_url", "health_url")
@@ -609,6 +611,11 @@ class Assumptions(Section):
     launch_scatter: float | None = Field(default=None, gt=0, lt=1)
 
 
+def _origin(url: str) -> str:
+    """A server's URL, written with /v1 or without."""
+    return url.rstrip("/").removesuffix("/v1").lower()
+
+
 def _distinct(items: tuple[Any, ...]) -> tuple[Any, ...]:
     repeated = next((item for item in items if items.count(item) > 1), None)
     if repeated is not None:
@@ -706,6 +713,21 @@ class Campaign(Section):
         if name in self.arms and self.arms[name] != config:
             raise ValueError(f"{name!r} is what aa calls the second launch of {self.baseline!r}: rename that arm")
         object.__setattr__(self, "arms", {**self.arms, name: config})
+        return self
+
+    @model_validator(mode="after")
+    def _shared_urls(self) -> Self:
+        """A server that is started and never stopped would be measured as the next arm at its URL."""
+        at = {name: _origin(arm.url) for name, arm in self.arms.items() if isinstance(arm, AttachArm)}
+        for name, arm in self.arms.items():
+            if not isinstance(arm, AttachArm) or arm.start_command is None or arm.stop_command is not None:
+                continue
+            other = next((o for o, url in at.items() if o != name and url == at[name]), None)
+            if other is not None:
+                raise ValueError(
+                    f"{name} has a start_command and no stop_command, and {other} is at the same URL, so the server of "
+                    f"one could be measured as the other: give both a stop_command, or URLs of their own"
+                )
         return self
 
     @model_validator(mode="after")

@@ -47,6 +47,20 @@ def cautions(
                 cells=[],
             )
         )
+    unstopped = [
+        name
+        for name, arm in campaign.arms.items()
+        if isinstance(arm, AttachArm) and arm.start_command is not None and arm.stop_command is None
+    ]
+    if unstopped:
+        lints.append(
+            Lint(
+                message=f"{', '.join(unstopped)}: start_command without stop_command, so nothing shows that each block "
+                "was a launch of its own; if the command leaves a running server alone, the intervals hold the scatter "
+                "of one launch over time, not that between launches",
+                cells=[],
+            )
+        )
     for arm in (name for name in campaign.arms if name != campaign.baseline):
         for level in sorted(campaign.levels):
             lints += _length_lint(campaign, conditions, arm, level, valid)

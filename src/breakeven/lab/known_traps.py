@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from breakeven.lab.campaign import Campaign, CommandArm, EmbeddedArm, Speculation
 from breakeven.lab.engines import EngineArm, launch_of
-from breakeven.lab.engines.traps import dominated, synthetic_length, traps
+from breakeven.lab.engines.traps import dominated, is_synthetic, synthetic_length, traps
 
 
 def started_with(arm: object) -> tuple[tuple[str, ...], Mapping[str, str]]:
@@ -35,14 +35,13 @@ def trap_sentences(campaign: Campaign) -> Iterator[str]:
                     yield f"{name} {sentence}"
 
 
-def synthetic_arms(campaign: Campaign) -> dict[str, float]:
-    """The arms whose acceptance is set and not earned, with the acceptance length that they pretend."""
-    found = {}
-    for name, arm in campaign.arms.items():
-        length = synthetic_length(*started_with(arm))
-        if length is not None:
-            found[name] = length
-    return found
+def synthetic_arms(campaign: Campaign) -> dict[str, float | None]:
+    """The arms whose acceptance is set and not earned, with the acceptance length that they pretend.
+
+    None where the settings do not tell the length: acceptance is synthetic there all the same.
+    """
+    servers = {name: started_with(arm) for name, arm in campaign.arms.items()}
+    return {name: synthetic_length(*server) for name, server in servers.items() if is_synthetic(*server)}
 
 
 def unjudged_arms(campaign: Campaign) -> frozenset[str]:

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from scipy.stats import f as f_distribution
 
 from breakeven.lab.campaign import AttachArm, Campaign, CommandArm, EmbeddedArm, Speculation
-from breakeven.lab.engines import EngineArm, EngineSpeculation
+from breakeven.lab.engines import EngineArm, EngineSpeculation, launch_of
+from breakeven.lab.engines.base import has_option, option_name, option_values
 from breakeven.lab.engines.speculation import edges
 from breakeven.lab.known_traps import started_with, trap_sentences
 from breakeven.lab.metrics import CellMetrics, is_valid
@@ -36,6 +37,10 @@ WARMUP_MIN_LAUNCHES = 3
 CLOCK_DROP = 0.20  # of the run's median frequency
 SAME_SAMPLES_MIN = 4  # pairs of one prompt under two seeds that must all agree before sampling is called greedy
 SAME_SAMPLES_CHARACTERS = 40  # shorter answers may agree by chance
+_SPECULATES = (
+    *("--speculative-config", "-sc", "--speculative-algorithm"),  # vLLM, SGLang
+    *("--spec-draft-model", "--model-draft", "-md"),  # llama.cpp, besides --spec-type
+)
 
 
 class Cell(Protocol):
@@ -139,15 +144,16 @@ def batch_thresholds(command: Sequence[str]) -> list[int]:
 
 def unlike_metrics(campaign: Campaign) -> Iterator[str]:
     """Collecting metrics costs time in some servers, so arms must agree in it."""
-    flags = {}
+    by_engine: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)  # engines name such flags differently
     for name, arm in campaign.arms.items():
-        if isinstance(arm, CommandArm):  # those of a typed arm are the same for each of its engine
-            options = " ".join(arm.command).replace("=", " ").split()
-            flags[name] = frozenset(
-                o for o in options if o.startswith("-") and re.search(r"metrics|log-(stats|req)", o)
-            )
-    if len(set(flags.values())) > 1:
-        told = "; ".join(f"{name}: {' '.join(sorted(found)) or 'none'}" for name, found in flags.items())
+        if isinstance(arm, CommandArm | EngineArm):
+            options = map(option_name, " ".join(started_with(arm)[0]).replace("=", " ").split())
+            found = (o for o in options if o.startswith("-") and re.search(r"metrics|log-(stats|req)", o))
+            by_engine[arm.type][name] = frozenset(found)
+    for flags in by_engine.values():
+        if len(set(flags.values())) < 2:
+            continue
+        told = "; ".join(f"{name}: {' '.join(sorted(own)) or 'none'}" for name, own in flags.items())
         yield (
             f"the arms do not collect metrics alike ({told}), which can cost a server time by itself: give all arms the"
             " same flags, unless that is what you compare"
@@ -300,9 +306,15 @@ def speculates(arm: object) -> bool | None:
         return True
     if not isinstance(arm, CommandArm | EngineArm):
         return None  # attached, or imported from somebody else's file
-    options = [part.partition("=")[0] for part in started_with(arm)[0]]
-    names = ("--speculative-config", "--speculative-algorithm", "--spec-type", "--model-draft", "-md")
-    return any(option in names for option in options) or (False if isinstance(arm, EngineArm) else None)
+    command = started_with(arm)[0]
+    kind = next(option_values(command, "--spec-type"), None)
+    if kind == "none":
+        return False
+    if kind is not None or has_option(command, *_SPECULATES):
+        return True
+    if isinstance(arm, EngineArm):
+        return any(content.get("speculative_config") for content in launch_of(arm).files.values())
+    return None
 
 
 def impossible(cells: Sequence[Cell]) -> Iterator[Lint]:

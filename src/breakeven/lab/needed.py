@@ -9,24 +9,27 @@ from contextlib import suppress
 from typing import Any
 
 from breakeven.lab.campaign import Campaign
+from breakeven.lab.engines.traps import PRETENDING
 from breakeven.lab.stats.needed import needed_acceptance
 from breakeven.lab.summary import ALL, Comparison, NeededAcceptanceSummary
 
 # Where engines are told an acceptance length: keys of mappings, and llama.cpp's flags.
-_SET_BY = ("synthetic_acceptance_length", "synthetic_acceptance_rates", "SGLANG_SIMULATE_ACC_LEN")
+_SET_BY = ("synthetic_acceptance_length", "synthetic_acceptance_rates", *PRETENDING)
 _SET_BY_FLAG = ("--spec-synth-len", "--spec-synth-rates")
 
 
 def needed_acceptances(
-    campaign: Campaign, synthetic: Mapping[str, float], comparisons: Sequence[Comparison]
+    campaign: Campaign, pretending: Mapping[str, float | None], comparisons: Sequence[Comparison]
 ) -> list[NeededAcceptanceSummary]:
     """A row for each level and each group of synthetic arms that differ in the acceptance length alone.
 
-    `synthetic`: acceptance length by arm. Only throughput is asked: the time of a round, and so the first token's, does
-    not depend on what is accepted. [] where the baseline's acceptance is synthetic too.
+    `pretending`: acceptance length by arm; those whose length is unknown are left out. Only throughput is asked: the
+    time of a round, and so the first token's, does not depend on what is accepted. [] where the acceptance of the
+    baseline is synthetic too.
     """
-    if campaign.baseline in synthetic:
+    if campaign.baseline in pretending:
         return []
+    synthetic = {name: length for name, length in pretending.items() if length is not None}
     groups: dict[str, list[str]] = {}
     for name in campaign.arms:
         if name in synthetic:

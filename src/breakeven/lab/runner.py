@@ -16,10 +16,11 @@ from typing import Any
 
 from breakeven.lab import environment, gates, texts
 from breakeven.lab.arms import Arm, Probe, ProcessIdentity, Ready, ResetError, StartError, make_arm
-from breakeven.lab.arms.process import kill_leftover
+from breakeven.lab.arms.attach import Attached
+from breakeven.lab.arms.process import StopReport, kill_leftover
 from breakeven.lab.arms.prometheus import Rise, rise
 from breakeven.lab.calibration import CalibrationError, Capacity, quick, read_capacity
-from breakeven.lab.campaign import SENTINEL, Campaign, Sessions
+from breakeven.lab.campaign import SENTINEL, AttachArm, Campaign, Sessions
 from breakeven.lab.client.make import make_client
 from breakeven.lab.client.parse import parse_exchange
 from breakeven.lab.client.sessions import Messages, Session, run_sessions
@@ -317,7 +318,12 @@ class CampaignRunner:
     def _end_leftover_servers(self) -> None:
         """A run that was killed may have left its server. Its identity is in the journal."""
         open_launches: dict[int, ProcessIdentity] = {}
+        open_elsewhere: dict[str, int] = {}  # block by arm, of those that commands of the user's own bring up
         for event in self.run.read_journal():
+            if event.get("pid") is None and event.get("event") == "arm_started":
+                open_elsewhere[str(event.get("arm"))] = int(event.get("block") or 0)
+            elif event.get("pid") is None and event.get("event") == "arm_stopped":
+                open_elsewhere.pop(str(event.get("arm")), None)
             if event.get("event") == "arm_started" and isinstance(event.get("pid"), int):
                 identity = ProcessIdentity(event["pid"], float(event.get("pid_created") or 0.0))
                 open_launches[identity.pid] = identity
@@ -326,6 +332,35 @@ class CampaignRunner:
         for identity in open_launches.values():
             if kill_leftover(identity):
                 self.on_event(Notice(f"ended a server that an earlier start had left running (process {identity.pid})"))
+        for name, block in open_elsewhere.items():
+            self._stop_elsewhere(name, block)
+
+    def _stop_elsewhere(self, name: str, block: int) -> None:
+        """Runs the stop_command of an arm, if it has one, for a launch that an earlier start could not end."""
+        config = self.campaign.arms.get(name)
+        if not isinstance(config, AttachArm) or config.stop_command is None:
+            return
+        try:
+            report = Attached(name, config).stop_leftover(self.run.log_path(block, name))
+        except StartError as problem:
+            self.on_event(Notice(f"a server that an earlier start had left running was not stopped: {problem}"))
+            return
+        self._journal_stop(name, block, None, report)
+        told = "; ".join(report.problems) or "ran its stop_command"
+        self.on_event(Notice(f"{name}: an earlier start had left its server running: {told}"))
+
+    def _journal_stop(self, arm: str, block: int, identity: ProcessIdentity | None, report: StopReport) -> None:
+        self.run.journal(
+            "arm_stopped",
+            block=block,
+            arm=arm,
+            pid=identity.pid if identity else None,
+            exit_status=report.exit_status,
+            killed=report.killed,
+            seconds=round(report.seconds, 3),
+            problems=list(report.problems),
+            gpu=report.gpu,
+        )
 
     # Launches
 
@@ -398,17 +433,7 @@ class CampaignRunner:
         plan = launch.plan
         report = launch.arm.stop()
         with suppress(RecordError):  # a full disk has been reported already, and must not hide what went wrong first
-            self.run.journal(
-                "arm_stopped",
-                block=plan.block,
-                arm=plan.arm,
-                pid=identity.pid if identity else None,
-                exit_status=report.exit_status,
-                killed=report.killed,
-                seconds=round(report.seconds, 3),
-                problems=list(report.problems),
-                gpu=report.gpu,
-            )
+            self._journal_stop(plan.arm, plan.block, identity, report)
         self.on_event(LaunchEnded(plan.block, plan.arm, time.monotonic() - began - launch.cells_s, report.problems))
 
     def _warm_up(self, launch: _Launch) -> None:

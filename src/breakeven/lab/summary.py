@@ -81,8 +81,15 @@ class ArmDigest(_Model):
     baseline: bool = Field(description="is it the arm all others are compared with?")
     settings: dict[str, Any] = Field(description="the arm as resolved in campaign.json")
     synthetic_acceptance: Number | None = Field(
-        default=None, description="acceptance length that the arm pretends: a condition, not a result; null: it is real"
+        default=None,
+        description="acceptance length that the arm pretends: a condition, not a result; null: it is real, or unknown",
     )
+    synthetic: bool = Field(default=False, description="is its acceptance set, not earned? Of known length or not")
+
+    @property
+    def pretends(self) -> bool:
+        """Acceptance is set, not earned; also in summaries from before `synthetic` was told by itself."""
+        return self.synthetic or self.synthetic_acceptance is not None
 
 
 class CampaignDigest(_Model):

@@ -29,6 +29,27 @@ class Attached(HttpArm):
         return ()
 
     def start(self, log_path: Path) -> None:
+        self._connect(log_path)
+        config = self._config
+        if config.start_command is None:
+            return
+        # Only where it would have been stopped: a start_command by itself may be a restart.
+        if config.stop_command is not None and self._server().serves():
+            raise StartError(
+                f"{self.name}: something already answers at {config.url}, and would be measured instead of what "
+                f"start_command starts: stop it first"
+            )
+        self._stop_owed = config.stop_command is not None
+        if problem := self._run("start_command", config.start_command):
+            raise StartError(f"{self.name}: {problem}")
+
+    def stop_leftover(self, log_path: Path) -> StopReport:
+        """Runs stop_command for a launch of an earlier run, which was killed before it could."""
+        self._connect(log_path)
+        self._stop_owed = True
+        return self.stop()
+
+    def _connect(self, log_path: Path) -> None:
         config = self._config
         options = HttpOptions(
             base_url=base_url(config.url),
@@ -44,9 +65,6 @@ class Attached(HttpArm):
         except (ValueError, TypeError) as problem:  # a header that cannot be sent
             raise StartError(f"{self.name}: {problem}") from None
         self._log_path = log_path
-        self._stop_owed = config.stop_command is not None
-        if config.start_command is not None and (problem_told := self._run("start_command", config.start_command)):
-            raise StartError(f"{self.name}: {problem_told}")
 
     def _run(self, what: str, command: tuple[str, ...]) -> str:
         """Runs a command to its end, its output appended to the log; what went wrong, empty if nothing."""
@@ -99,7 +117,7 @@ class Attached(HttpArm):
 
     def _falls_silent(self) -> bool:
         deadline = time.monotonic() + _SILENCE_S
-        while self._server().answers():
+        while not self._server().silent():
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_POLL_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,10 +12,27 @@ _SLACK = 256 * 2**20  # bytes that may be missing afterwards: drivers keep some
 _WAIT_S, _POLL_S = 15.0, 0.25
 NOT_INSTALLED = "not checked: nvidia-ml-py is not installed (pip install breakeven[gpu])"
 NO_GPU = "not checked: NVML finds no GPU"
+NO_GPU_OF_ITS_OWN = "not checked: the server has none of this machine's GPUs"
 
 
-def used_memory() -> Mapping[str, int] | str:
-    """Bytes in use on each GPU of this machine, by UUID; where that cannot be told, why."""
+def visible(variable: str | None) -> tuple[str, ...] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, by number or UUID; None for all of them, () for none. Pure.
+
+    A slice of a GPU (MIG) has no memory of its own in NVML's list, so all GPUs are looked at then.
+    """
+    if variable is None:
+        return None
+    names = tuple(name.strip() for name in variable.split(",") if name.strip() not in ("", "-1", "NoDevFiles"))
+    return None if any(name.startswith("MIG-") for name in names) else names
+
+
+def used_memory(gpus: Sequence[str] | None = None) -> Mapping[str, int] | str:
+    """Bytes in use on each of the named GPUs of this machine (None: all), by UUID; where that cannot be told, why.
+
+    Numbers are NVML's, which are CUDA's too where CUDA_DEVICE_ORDER is PCI_BUS_ID, or all GPUs are of one kind.
+    """
+    if gpus is not None and not gpus:
+        return NO_GPU_OF_ITS_OWN
     try:
         pynvml: Any = importlib.import_module("pynvml")  # by name: the lab must not need it
     except ImportError:
@@ -28,11 +45,11 @@ def used_memory() -> Mapping[str, int] | str:
         found: dict[str, int] = {}
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            name: Any = pynvml.nvmlDeviceGetUUID(handle)
-            found[name.decode() if isinstance(name, bytes) else str(name)] = int(
-                pynvml.nvmlDeviceGetMemoryInfo(handle).used
-            )
-        return found or NO_GPU
+            told: Any = pynvml.nvmlDeviceGetUUID(handle)
+            name = told.decode() if isinstance(told, bytes) else str(told)
+            if gpus is None or any(gpu == str(index) or name.startswith(gpu) for gpu in gpus):
+                found[name] = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+        return found or (NO_GPU if gpus is None else NO_GPU_OF_ITS_OWN)
     except pynvml.NVMLError as problem:
         return f"not checked: NVML says {problem}"
     finally:
@@ -47,11 +64,19 @@ def not_returned(before: Mapping[str, int], after: Mapping[str, int], slack: int
 
 
 class GpuMemory:
-    """What was in use when this was made, to be compared after a server has ended."""
+    """What was in use when this was made, to be compared after a server has ended. `gpus`: None for all, () for none.
 
-    def __init__(self, read: Callable[[], Mapping[str, int] | str] = used_memory) -> None:
+    Only the server's own are compared: what others do on other GPUs meanwhile is not its doing.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[str] | None = None,
+        read: Callable[[Sequence[str] | None], Mapping[str, int] | str] = used_memory,
+    ) -> None:
+        self._gpus = gpus
         self._read = read
-        self._before = read()
+        self._before = read(gpus)
 
     def returned(self, wait_s: float = _WAIT_S) -> tuple[str, str]:
         """(a problem or nothing, what was found), having waited for a driver that takes its time."""
@@ -59,7 +84,7 @@ class GpuMemory:
             return "", self._before
         deadline = time.monotonic() + wait_s
         while True:
-            after = self._read()
+            after = self._read(self._gpus)
             if isinstance(after, str):
                 return "", after
             extra = not_returned(self._before, after)

@@ -26,6 +26,7 @@ _SETTLE_S = 0.05
 # What of a request decides its rendered prompt, by vLLM's and our own /tokenize
 PROMPT_FIELDS = ("model", "messages", "prompt", "add_generation_prompt", "add_special_tokens", "chat_template_kwargs")
 _VERSIONS = (("/version", "version"), ("/props", "build_info"), ("/server_info", "version"))  # llama.cpp's, SGLang's
+_NOTHING_BEHIND = (502, 503, 504)
 _NOT_YET = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 
@@ -217,13 +218,26 @@ class HttpServer:
             return None
         return ids if isinstance(ids, list) and all(isinstance(item, int) for item in ids) else None
 
+    def status(self, route: str | None = None) -> int | None:
+        """The status with which a route (None: that of health) answers; None if nothing does."""
+        options = self.options
+        url = options.base_url + route if route is not None else options.health_url or options.base_url + "/health"
+        try:
+            return self._client.get(url).status_code
+        except (httpx.HTTPError, httpx.InvalidURL):
+            return None
+
     def answers(self) -> bool:
         """Whether anything at all answers at the URL."""
-        try:
-            self._client.get(self.options.health_url or self.options.base_url + "/health")
-        except httpx.HTTPError:
-            return False
-        return True
+        return self.status() is not None
+
+    def silent(self) -> bool:
+        """Whether no server is there: nothing answers, or a proxy that says that there is nothing behind it."""
+        return self.status() in (None, *_NOTHING_BEHIND)
+
+    def serves(self) -> bool:
+        """Whether a server is there and healthy; a proxy's "not found" is no server."""
+        return any((status := self.status(route)) is not None and status < 300 for route in (None, "/v1/models"))
 
 
 class HttpArm:

@@ -15,7 +15,14 @@ from breakeven.lab.arms import remote
 from breakeven.lab.arms.base import Probe, Ready, StartError
 from breakeven.lab.arms.http import HttpArm, HttpOptions, HttpServer
 from breakeven.lab.arms.logs import LogFacts, read_log
-from breakeven.lab.arms.process import ProcessIdentity, ServerProcess, StopReport, free_port, port_is_free
+from breakeven.lab.arms.process import (
+    ProcessIdentity,
+    ServerProcess,
+    StopReport,
+    answers_at,
+    free_port,
+    port_is_free,
+)
 
 HOST = "127.0.0.1"
 PORT = "{port}"
@@ -71,9 +78,14 @@ class LaunchedArm(HttpArm):
         port = self._fixed_port or free_port(HOST)
         if self._ssh is None and not port_is_free(port, HOST):
             raise StartError(f"{self.name}: port {port} is in use by another program: end it, or set another port")
+        if self._ssh is not None and answers_at(self._address, port):
+            raise StartError(
+                f"{self.name}: something already answers at {self._address}:{port}, and would be measured instead: end "
+                f"it, or set another port"
+            )
         folder = log_path.with_suffix(".files").resolve()
         texts = {name: file_text(name, content) for name, content in self._files.items()}
-        where = str(folder) if self._ssh is None else remote.remote_folder(port)
+        where = str(folder) if self._ssh is None else remote.remote_folder()
         values = {PORT: str(port), "{host}": self._host, "{files}": where}
         command = [_filled(part, values) for part in self._command]
         try:
@@ -85,9 +97,8 @@ class LaunchedArm(HttpArm):
                 self._process = ServerProcess(command, log_path, self._env, port)
             else:
                 script = remote.start_script(command, self._env, texts, where, self._stop_timeout_s)
-                self._process = ServerProcess(
-                    remote.ssh_command(self._ssh, script), log_path, {}, port=None, leash=True
-                )
+                far = remote.ssh_command(self._ssh, script)
+                self._process = ServerProcess(far, log_path, {}, port=None, leash=remote.first_line(self._env))
         except OSError as problem:
             raise StartError(f"{self.name}: the server could not be started: {problem.strerror or problem}") from None
         self._http = HttpServer(self.name, self._resolved(f"http://{self._address}:{port}"))

@@ -17,11 +17,12 @@ from pathlib import Path
 import psutil
 
 from breakeven.lab.arms import guard
-from breakeven.lab.arms.gpu_memory import GpuMemory
+from breakeven.lab.arms.gpu_memory import GpuMemory, visible
 from breakeven.lab.arms.logs import MAX_BYTES, errors_of
 
 _KILL_WAIT_S = 10.0
 _PORT_WAIT_S = 5.0
+_CONNECT_S, _HANG_UP_S = 3.0, 1.0
 _MEMORY_SLACK = 256 * 2**20
 _LAST_WORDS = 2000  # bytes of a log that a message looks at
 
@@ -52,8 +53,9 @@ class ServerProcess:
     """One server, running from its construction until `stop`; if the interpreter ends in between, it is killed.
 
     `env`: changes to the environment; None takes a variable away. The log is appended to. `port`: the one that must be
-    free again afterwards. `leash`: its standard input is a pipe whose end tells it to stop. Raises OSError if no
-    process can be made.
+    free again afterwards. `leash`: its standard input is a pipe, which gets these bytes, and whose end tells it to
+    stop; it is then a connection to another machine, and this one's GPUs are none of its. Raises OSError if no process
+    can be made.
     """
 
     def __init__(
@@ -63,19 +65,19 @@ class ServerProcess:
         env: Mapping[str, str | None],
         port: int | None,
         *,
-        leash: bool = False,
+        leash: bytes | None = None,
     ) -> None:
         self._port = port
-        self._gpu_memory = GpuMemory()
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **env}
+        self._gpu_memory = GpuMemory(visible(variables.get("CUDA_VISIBLE_DEVICES")) if leash is None else ())
         self._available_before = psutil.virtual_memory().available
         self.log_path = log_path
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
         arguments = [sys.executable, "-I", guard.__file__, str(os.getpid()), *command]
-        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **env}
         with log_path.open("ab") as log:
             self._popen = subprocess.Popen(
                 arguments,
-                stdin=subprocess.PIPE if leash else subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if leash is None else subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={name: value for name, value in variables.items() if value is not None},
@@ -83,6 +85,10 @@ class ServerProcess:
             )
         atexit.register(self._kill_all)
         self.identity = ProcessIdentity(self._popen.pid, _created(self._popen.pid))
+        if leash and self._popen.stdin is not None:
+            with suppress(OSError):  # it has ended already, and its log says why
+                self._popen.stdin.write(leash)
+                self._popen.stdin.flush()
 
     @property
     def pid(self) -> int:
@@ -241,6 +247,22 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
         except OSError:
             return False
     return True
+
+
+def answers_at(address: str, port: int) -> bool:
+    """Whether a server listens there. A forwarded port whose far end is not there hangs up at once, and is none."""
+    try:
+        probe = socket.create_connection((address, port), timeout=_CONNECT_S)
+    except OSError:
+        return False
+    with probe:
+        probe.settimeout(_HANG_UP_S)
+        try:
+            return bool(probe.recv(1))
+        except TimeoutError:
+            return True  # it waits to be asked something
+        except OSError:
+            return False
 
 
 def _wait_for_port(port: int) -> bool:

@@ -17,6 +17,7 @@ _COUNTER = re.compile(
     r"(?:.*[:_])?spec_decode_(num_drafts|num_draft_tokens|num_accepted_tokens|num_accepted_tokens_per_pos)(?:_total)?\Z"
 )
 _SGLANG = re.compile(r"sglang[:_](spec_verify_calls|generation_tokens|num_requests)_total\Z")
+_GAUGE = re.compile(r"^\s*#\s*TYPE\s+(\S+)\s+gauge\s*$", re.M)
 _ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
 
 Series = tuple[str, tuple[tuple[str, str], ...]]  # name of the sample, sorted labels
@@ -65,9 +66,15 @@ def samples(text: str) -> Iterator[Sample]:
 
 
 def speculation_series(text: str) -> dict[Series, float]:
-    """The speculation counters of a scrape, one entry per rank or engine; empty if there are none."""
+    """The speculation counters of a scrape, one entry per rank or engine; empty if there are none.
+
+    Gauges are passed over: TensorRT-LLM has some of the same names, of its last iteration alone.
+    """
     found: dict[Series, float] = {}
+    gauges = set(_GAUGE.findall(text))
     for sample in samples(text):
+        if sample.name in gauges:
+            continue
         if _COUNTER.match(sample.name) or _SGLANG.match(sample.name):
             found[(sample.name, tuple(sorted(sample.labels.items())))] = sample.value
     if not any(_COUNTER.match(name) or "spec_verify_calls" in name for name, _ in found):

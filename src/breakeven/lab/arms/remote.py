@@ -1,14 +1,18 @@
 """A server on another machine: started over ssh in a process group of its own there, and ended with it.
 
 The far side runs a short shell script. It writes the server's files, starts it in a session of its own, says the number
-of its process group, and holds its own standard input: when that ends (the lab stops the server, or has died, or the
-connection is gone), it ends the group, first with SIGTERM and after a while with SIGKILL.
+of its process group, and holds its own standard input: when that ends (the lab stops the server, or has died, or sshd
+has noticed that the connection is gone), it ends the group, first with SIGTERM and after a while with SIGKILL.
+
+Variables may be secrets, and command lines are seen by everybody on a machine, so they come as the first line of the
+standard input.
 """
 
 from __future__ import annotations
 
 import base64
 import re
+import secrets
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -18,9 +22,9 @@ _GROUP = re.compile(r"^breakeven: process group (\d+)$", re.M)
 _ASK_TIMEOUT_S = 20.0
 
 
-def remote_folder(port: int) -> str:
-    """Where the server's files are put on the far side."""
-    return f"/tmp/breakeven-{port}"
+def remote_folder() -> str:
+    """Where the server's files are put on the far side: a name that nobody there can have taken beforehand."""
+    return f"/tmp/breakeven-{secrets.token_hex(8)}"
 
 
 def ssh_command(destination: str, script: str) -> list[str]:
@@ -35,17 +39,23 @@ def start_script(
     folder: str,
     stop_timeout_s: float,
 ) -> str:
-    """The script that starts a server and ends it with its own standard input. For any POSIX shell."""
+    """The script that starts a server and ends it with its own standard input. For any POSIX shell.
+
+    Where `env` sets variables, their values must be the first line of that input: see `first_line`.
+    """
     lines = ["exec 3<&0"]
+    sets = any(value is not None for value in env.values())
+    if sets:
+        lines.append('IFS= read -r v <&3 || exit 1; v=$(echo "$v" | base64 -d) || exit 1')
     if files:
-        lines.append(f"mkdir -p {shlex.quote(folder)} || exit 1")
+        lines.append(f"mkdir -m 700 {shlex.quote(folder)} || exit 1")
     for name, text in files.items():
         encoded = base64.b64encode(text.encode()).decode()
         lines.append(f"echo {encoded} | base64 -d > {shlex.quote(f'{folder}/{name}')} || exit 1")
     unset = [part for name, value in env.items() if value is None for part in ("-u", name)]
-    variables = [f"{name}={value}" for name, value in env.items() if value is not None]
+    given = 'eval "$v"; ' if sets else ""
     lines += [
-        f"setsid env {shlex.join([*unset, *variables, *command])} </dev/null 3<&- &",
+        f"( {given}exec setsid env {shlex.join([*unset, *command])} ) </dev/null 3<&- &",
         "g=$!",
         'echo "breakeven: process group $g"',
         # Without the output of the connection, which sshd would else keep open for as long as this runs.
@@ -59,6 +69,12 @@ def start_script(
         "exit $s",
     ]
     return "\n".join(lines)
+
+
+def first_line(env: Mapping[str, str | None]) -> bytes:
+    """What `start_script` reads first: the variables that are set, as commands of a shell; empty if there are none."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items() if value is not None]
+    return base64.b64encode("\n".join(exports).encode()) + b"\n" if exports else b""
 
 
 def _end_group(timeout_s: float) -> str:
@@ -90,4 +106,5 @@ def group_is_gone(destination: str, group: int) -> bool | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return {"gone": True, "left": False}.get(answer.stdout.strip())
+    word = answer.stdout.split()[-1:]  # a shell's greetings may come before it
+    return {"gone": True, "left": False}.get(word[0]) if word else None

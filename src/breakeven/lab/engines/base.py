@@ -88,9 +88,7 @@ class EngineArm(Section):
     @field_validator("ssh")
     @classmethod
     def _ssh(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(
-            r"[A-Za-z0-9_][A-Za-z0-9_.-]*(@[A-Za-z0-9_][A-Za-z0-9_.:-]*)?", value
-        ):
+        if value is not None and not _DESTINATION.fullmatch(value):
             raise ValueError(f"{value!r} is not a destination of ssh: write user@host, or a host of your ssh_config")
         return value
 
@@ -111,14 +109,8 @@ class EngineArm(Section):
 
     @property
     def bind(self) -> str:
-        """Where the server listens."""
-        return self.host or ("127.0.0.1" if self.ssh is None else "0.0.0.0")
-
-    @property
-    def synthetic(self) -> bool:
-        """Acceptance is set, not earned."""
-        speculation = self.speculation
-        return isinstance(speculation, EngineSpeculation) and speculation.synthetic
+        """Where the server listens; elsewhere on all addresses, because `host` is how the lab reaches it."""
+        return "0.0.0.0" if self.ssh is not None else self.host or "127.0.0.1"
 
     def program(self, *default: str) -> tuple[str, ...]:
         """What the command line begins with."""

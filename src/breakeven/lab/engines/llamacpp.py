@@ -20,7 +20,7 @@ _TYPES: dict[Method, str] = {
 
 
 class LlamaCppArm(EngineArm):
-    """`llama-server`; `model` and `draft_model_path` are .gguf files. `slots`: requests served at once."""
+    """`llama-server`; `model` and `draft_model_path` are .gguf files. `slots`: requests served at once (default 4)."""
 
     type: Literal["llamacpp"]
     slots: int | None = Field(default=None, ge=1, le=1024)
@@ -50,7 +50,12 @@ def launch(arm: LlamaCppArm) -> Launch:
     if arm.slots is not None:
         command += ["--parallel", str(arm.slots)]
     if arm.max_model_len is not None:  # its context is shared out among the slots
-        command += ["--ctx-size", str(arm.max_model_len * (arm.slots or 1))]
+        if arm.slots is None:
+            raise RefusedError(
+                f"{_NAME} shares its context out among slots, 4 unless it is told: set slots beside max_model_len, "
+                f"which is for each"
+            )
+        command += ["--ctx-size", str(arm.max_model_len * arm.slots)]
     if arm.threads is not None:
         command += ["--threads", str(arm.threads), "--threads-batch", str(arm.threads)]
     if isinstance(arm.speculation, EngineSpeculation):

@@ -142,11 +142,6 @@ class EngineSpeculation(Section):
             for index, (first, _, tokens) in enumerate(rows)
         )
 
-    @property
-    def synthetic(self) -> bool:
-        """Acceptance is set, not earned: what comes out is a condition, not a result."""
-        return self.synthetic_acceptance_length is not None
-
 
 def most_nodes(topk: int, steps: int) -> int:
     """Nodes of the largest draft tree of EAGLE-2's kind, root included: each step expands `topk` of the last nodes.

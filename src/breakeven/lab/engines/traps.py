@@ -7,6 +7,7 @@ those that the server gets, so an arm that was written by hand is looked at like
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,13 +19,21 @@ _ROWS = 4  # …so one that verifies this many times the tokens of a chain one s
 _SGLANG_RUNNING = 48  # what SGLang lowers --max-running-requests to under speculation (speculative_hook.py)
 _ADAPTIVE = ("EAGLE", "EAGLE3", "NEXTN")
 _GRAPH_SIZES = ("--cudagraph-capture-sizes", "--cuda-graph-sizes")
+_LARGEST_GRAPH = (
+    "--max-cudagraph-capture-size",
+    "--compilation-config.max-cudagraph-capture-size",
+    "-cc.max_cudagraph_capture_size",
+)
+_LLAMA_SLOTS = 4  # what llama-server takes where it is not told (--parallel below 1)
+# Variables by which a server is told to accept by lot: one that the user's shell holds is not for a measured server.
+PRETENDING = ("SGLANG_SIMULATE_ACC_LEN", "LLAMA_ARG_SPEC_SYNTH_LEN", "LLAMA_ARG_SPEC_SYNTH_RATES")
 
 
 def traps(command: Sequence[str], env: Mapping[str, str], levels: Sequence[int] = ()) -> Iterator[str]:
     """The traps of one server. `levels`: the loads that it will be measured at, in streams."""
     flags = tuple(command)
     config = _vllm_config(flags)
-    yield from _synthetic(flags, env, config)
+    yield from _synthetic(flags, env)
     yield from _lossy(flags, config)
     yield from _shape(flags)
     if config is not None:
@@ -38,27 +47,46 @@ def traps(command: Sequence[str], env: Mapping[str, str], levels: Sequence[int] 
 
 
 def synthetic_length(command: Sequence[str], env: Mapping[str, str]) -> float | None:
-    """The acceptance length that a server is told to pretend, root included; None if acceptance is real."""
+    """The acceptance length that a server is told to pretend, root included; None if it is told none that is known."""
     flags = tuple(command)
     config = _vllm_config(flags) or {}
     for stated in (
         config.get("synthetic_acceptance_length"),
         env.get("SGLANG_SIMULATE_ACC_LEN"),
         *option_values(flags, "--spec-synth-len"),
+        env.get("LLAMA_ARG_SPEC_SYNTH_LEN"),
     ):
         value = _number(stated)
         if value is not None and value > 0:
             return value
-    rates = config.get("synthetic_acceptance_rates") or next(option_values(flags, "--spec-synth-rates"), "").split(",")
-    chances = [_number(rate) for rate in rates]
+    rates = _rates(flags, env, config)
+    given = rates.split(",") if isinstance(rates, str) else rates
+    chances = [_number(rate) for rate in given] if isinstance(given, list) else []
     if chances and None not in chances:
         return 1 + sum(chance or 0.0 for chance in chances)
     return None
 
 
-def _synthetic(flags: tuple[str, ...], env: Mapping[str, str], config: Mapping[str, Any] | None) -> Iterator[str]:
+def is_synthetic(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a server is told to accept by lot, be it at a length that cannot be read from its settings."""
+    flags = tuple(command)
+    config = _vllm_config(flags) or {}
+    stated = config.get("rejection_sample_method") == "synthetic" or bool(_rates(flags, env, config))
+    return stated or synthetic_length(command, env) is not None
+
+
+def _rates(flags: tuple[str, ...], env: Mapping[str, str], config: Mapping[str, Any]) -> Any:
+    """The chances by position that are stated, unread: should be a list, or text with commas."""
+    return (
+        config.get("synthetic_acceptance_rates")
+        or next(option_values(flags, "--spec-synth-rates"), None)
+        or env.get("LLAMA_ARG_SPEC_SYNTH_RATES")
+    )
+
+
+def _synthetic(flags: tuple[str, ...], env: Mapping[str, str]) -> Iterator[str]:
     length = synthetic_length(flags, env)
-    if length is not None or (config or {}).get("rejection_sample_method") == "synthetic":
+    if is_synthetic(flags, env):
         stated = f" of {length:g} tokens a round" if length is not None else ""
         yield (
             f"accepts drafts by lot, at a set length{stated}: this is a condition, not a result. Its text means "
@@ -109,7 +137,8 @@ def _vllm(flags: tuple[str, ...], config: Mapping[str, Any], levels: Sequence[in
             "the same at every load"
         )
     tokens = {_integer(config.get("num_speculative_tokens")), *_scheduled(schedule)} - {None, 0}
-    sizes = _capture_sizes(flags)
+    sizes, largest = _capture_sizes(flags)
+    top = max([*sizes, *largest], default=0)
     for drafted in sorted(int(number or 0) for number in tokens):
         odd = [size for size in sizes if size % (drafted + 1)]
         if odd:
@@ -117,11 +146,11 @@ def _vllm(flags: tuple[str, ...], config: Mapping[str, Any], levels: Sequence[in
                 f"captures CUDA graphs of {_listed(odd)} tokens, which are no multiple of {drafted + 1}, what a request"
                 f" brings to a round with {drafted} drafted: such rounds are padded or run without a graph"
             )
-        wide = [level for level in levels if sizes and level * (drafted + 1) > max(sizes)]
+        wide = [level for level in levels if top and level * (drafted + 1) > top]
         if wide and drafted == max(int(number or 0) for number in tokens):
             yield (
-                f"captures CUDA graphs of up to {max(sizes)} tokens, and {_listed(wide)} streams bring "
-                f"{drafted + 1} each: those levels run without a graph, unlike an arm that does not draft"
+                f"captures CUDA graphs of up to {top} tokens, and {_listed(wide)} streams bring {drafted + 1} each: "
+                "those levels run without a graph"
             )
 
 
@@ -161,23 +190,29 @@ def _beyond_graphs(flags: tuple[str, ...], levels: Sequence[int]) -> Iterator[st
 
 
 def _slots(flags: tuple[str, ...], levels: Sequence[int]) -> Iterator[str]:
-    slots = _integer(next(option_values(flags, "--parallel", "-np"), None))
-    crowded = [level for level in levels if slots is not None and level > slots]
+    told = _integer(next(option_values(flags, "--parallel", "-np"), None))
+    slots = told if told is not None and told > 0 else _LLAMA_SLOTS
+    crowded = [level for level in levels if level > slots]
     if crowded:
-        yield f"serves {slots} requests at once: at {_listed(crowded)} streams the others wait for a slot"
+        default = "" if slots == told else ", llama-server's default without slots (--parallel)"
+        yield f"serves {slots} requests at once{default}: at {_listed(crowded)} streams the others wait for a slot"
 
 
-def _capture_sizes(flags: tuple[str, ...]) -> list[int]:
-    """vLLM's capture sizes, where they are set by hand."""
+def _capture_sizes(flags: tuple[str, ...]) -> tuple[list[int], list[int]]:
+    """vLLM's capture sizes, and the largest one, where they are set by hand."""
     sizes = [_integer(value) for value in option_values(flags, *_GRAPH_SIZES)]
+    largest = [_integer(value) for value in option_values(flags, *_LARGEST_GRAPH)]
     for text in option_values(flags, "--compilation-config", "-cc"):
         try:
             given = json.loads(text)
         except ValueError:
             continue
-        found = given.get("cudagraph_capture_sizes") if isinstance(given, dict) else None
+        if not isinstance(given, dict):
+            continue
+        found = given.get("cudagraph_capture_sizes")
         sizes += [_integer(size) for size in found] if isinstance(found, list) else []
-    return sorted(size for size in sizes if size)
+        largest.append(_integer(given.get("max_cudagraph_capture_size")))
+    return sorted(size for size in sizes if size), [size for size in largest if size]
 
 
 def _vllm_config(flags: tuple[str, ...]) -> dict[str, Any] | None:
@@ -197,9 +232,10 @@ def _scheduled(schedule: Any) -> set[int | None]:
 
 def _number(value: Any) -> float | None:
     try:
-        return None if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
         return None
+    return number if math.isfinite(number) else None
 
 
 def _integer(value: Any) -> int | None:

@@ -102,6 +102,8 @@ def speculative_config(
     depth = speculation.depth
     if depth is not None:
         config["max_draft_len"] = depth
+        if speculation.method == "mtp":
+            config["num_nextn_predict_layers"] = depth  # what 1.2 goes by, 1 unless it is set; later versions do not
     elif speculation.method != "mtp":
         raise RefusedError(f"{_NAME} wants to be told how many tokens {speculation.method} drafts: set num_steps")
     if speculation.draft_model_path is not None:

@@ -86,7 +86,7 @@ def decide(summary: Summary) -> Policy:
         )
     metric = str(resolved.get("primary_metric", "throughput"))
     settings = {arm.name: arm.settings for arm in digest.arms}
-    pretended = {arm.name for arm in digest.arms if arm.synthetic_acceptance is not None}
+    pretended = {arm.name for arm in digest.arms if arm.pretends}
     shapes = {name: _real(shape(settings[name]), name in pretended) for name in summary.arms}
     base = _real(shape(settings.get(digest.baseline, {})), digest.baseline in pretended)
     if base.known and base.depth:

@@ -234,7 +234,7 @@ def needed_acceptance(summary: Summary) -> Chart | None:
                     axes.plot([row.level], [end], color=tone, marker=marker, markersize=6, linestyle="none")
             for length in mine[0].lengths:
                 axes.axhline(length, color=_GRID, linewidth=0.8, linestyle=(0, (1, 3)), zorder=0)
-        pretended = {arm.name for arm in summary.campaign.arms if arm.synthetic_acceptance is not None}
+        pretended = {arm.name for arm in summary.campaign.arms if arm.pretends}
         for arm, condition in _acceptance_series(summary):
             if arm not in pretended:
                 seen = [a for a in summary.acceptance if (a.arm, a.condition) == (arm, condition)]

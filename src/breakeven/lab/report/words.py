@@ -65,12 +65,14 @@ def _throughput(levels: Sequence[LevelSummary], arm: str, condition: str, level:
 def answer(summary: Summary, arm: str) -> str:
     """One sentence: at which levels the arm pays, hurts, makes no difference, or cannot be told."""
     by_verdict: dict[Verdict, list[int]] = {}
-    pretended = {a.name: a.synthetic_acceptance for a in summary.campaign.arms if a.synthetic_acceptance is not None}
+    pretended = {a.name: a.synthetic_acceptance for a in summary.campaign.arms if a.pretends}
     if arm in pretended or summary.campaign.baseline in pretended:
         who = arm if arm in pretended else summary.campaign.baseline
+        length = pretended[who]
+        yielding = "of that acceptance" if length is None else f"whose rounds yield {length:g} tokens"
         return (
             f"{arm} gets no verdict, because the acceptance of {who} is synthetic: its ratios are those of a drafter"
-            f" whose rounds yield {pretended[who]:g} tokens."
+            f" {yielding}."
         )
     for row in rows(summary, arm):
         by_verdict.setdefault(row.comparison.verdict, []).append(row.level)
@@ -343,7 +345,7 @@ class NeededRow:
 
 def needed_rows(summary: Summary) -> list[NeededRow]:
     """The acceptance lengths that break even, beside those that real arms reached at the same level."""
-    pretended = {arm.name for arm in summary.campaign.arms if arm.synthetic_acceptance is not None}
+    pretended = {arm.name for arm in summary.campaign.arms if arm.pretends}
     rows = []
     for row in summary.needed_acceptance:
         reached = [
