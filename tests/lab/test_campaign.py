@@ -81,6 +81,13 @@ def test_a_resolved_campaign_reads_back_equal_and_holds_every_default() -> None:
     assert '"max_send_lag_ms"' in text
 
 
+def test_what_came_after_the_first_runs_and_is_not_asked_for_leaves_a_campaigns_hash_as_it_was() -> None:
+    plain, remote = parse_campaign(GOOD), parse_campaign(GOOD + "client: {backend: ray, max_clock_error_ms: 2}\n")
+    assert plain.resolved()["client"] == {"workers": 1, "calibration": "quick"}
+    for campaign in (plain, remote):
+        assert Campaign.model_validate(campaign.resolved(), strict=False) == campaign
+
+
 def test_aliases_and_merge_keys_save_repetition() -> None:
     text = GOOD.replace("off: {type: embedded}", "off: &base {type: embedded, threads: 2}").replace(
         "ngram: {type: embedded,", "ngram: {<<: *base,"
@@ -106,6 +113,14 @@ def test_the_quickstart_is_a_campaign_that_fits_into_five_minutes_as_assumed() -
         (GOOD + "levls: [1]\n", 5, "levls: unknown field; did you mean 'levels'"),
         (GOOD.replace("off: {type: embedded}", "off: {type: embedded, modl: x}"), 2, "did you mean 'model'"),
         (GOOD + "gates:\n  max_lag: 3\n", 6, "gates.max_lag: unknown field"),
+        (GOOD + "tune: {etaa: 3}\n", 5, "tune.etaa: unknown field; did you mean 'eta'"),
+        (GOOD + "sentinel: {levle: 3}\n", 5, "sentinel.levle: unknown field; did you mean 'level'"),
+        (GOOD + "stop: {x: 3}\n", 5, "stop.x: unknown field; known here: rule, min_blocks"),
+        (
+            GOOD + "workload:\n  files: [{path: x, formt: csv}]\n",
+            6,
+            "files[0].formt: unknown field; did you mean 'format'",
+        ),
         (GOOD + "levels: [1, 2]\nlevels: [3]\n", 6, "the key occurs twice; it is already set on line 5"),
         (GOOD + "levels: [1, '2']\n", 5, 'levels[1]: should be a valid integer, found "2"'),
         (GOOD + "levels: [1, 0]\n", 5, "levels[1]: should be greater than or equal to 1"),

@@ -5,21 +5,27 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 from run_helpers import campaign, execute, mock_arm
 
-from breakeven.lab.analysis import analyse
-from breakeven.lab.campaign import Campaign, Sessions
+from breakeven.lab.analysis import analyse, summarise
+from breakeven.lab.campaign import SENTINEL, Campaign, Sessions
 from breakeven.lab.campaign_file import CampaignError, parse_campaign
 from breakeven.lab.plan import build_schedule, load_suites
 from breakeven.lab.play import session_of, turn_of, turn_seed, turns_in
+from breakeven.lab.records import CellKey, CellRecord
+from breakeven.lab.reduced import reduce_cell
 from breakeven.lab.report import words
 from breakeven.lab.report.html import page
 from breakeven.lab.report.markdown import markdown
+from breakeven.lab.sent import sent_summaries, unlike_prompts
 from breakeven.lab.workload.prompt import Prompt, PromptError
 from breakeven.lab.workload.suite import load_suite
 
@@ -151,6 +157,71 @@ def test_a_warm_cache_of_sessions_holds_the_whole_dialogue(tmp_path: Path) -> No
         # Contexts are the model's own: of these, only first turns are rendered alike by design.
         assert record.extra["rendered"]["prompts"] == len({r.prompt_id for r in record.requests})
     assert "what the model itself said" in words.regime(analyse(run))[0]
+
+
+def test_the_sentinels_sessions_think_alike_in_every_block(tmp_path: Path) -> None:
+    found = _campaign({"think_s": 0.01, "think_spread": "exponential"}, blocks=2, sentinel={"requests": 2})
+    run, outcome = execute(tmp_path / "run", found)
+    assert outcome.invalid == {}
+    pauses: dict[str, set[tuple[int, ...]]] = {"sentinel": set(), "agentic": set()}
+    for record in run.read_cells():
+        pairs = itertools.pairwise(record.requests)
+        gaps = (b.intended_send_ns - a.end_ns for a, b in pairs if turn_of(b.request_id) > 1)
+        pauses[record.key.condition].add(tuple(gaps))
+    assert len(pauses["sentinel"]) == 1  # of two blocks and two arms
+    assert len(pauses["agentic"]) == 2
+
+
+def _played(campaign: Campaign, texts: Callable[[str, int], str]) -> list[CellRecord]:
+    """Cells of one session of six turns at each level; `texts`: what an arm answers in a turn."""
+    records = []
+    for record in synthetic.cells(campaign, synthetic.by_level(), noise=0):
+        turns = record.requests[:6]
+        named = tuple(
+            replace(r, request_id=f"{record.key.id}-00000/{turn}", text=texts(record.key.arm, turn))
+            for turn, r in enumerate(turns, 1)
+        )
+        records.append(replace(record, requests=named))
+    return records
+
+
+@pytest.mark.parametrize(("answers", "pairs", "identical"), [("recorded", 12, 2), ("own", 2, 2)])
+def test_only_first_turns_are_the_same_request_where_contexts_are_the_models_own(
+    answers: str, pairs: int, identical: int
+) -> None:
+    found = synthetic.campaign(
+        workload={"domains": ("agentic",), "max_tokens": 48, "sessions": {"answers": answers}}, levels=(5,), blocks=2
+    )
+    records = _played(found, lambda arm, turn: f"The answer of turn {turn}" + (arm if turn > 1 else ""))
+    (row,) = [a for a in summarise(found, {}, records).agreement if a.condition == "all" and a.level is None]
+    assert (row.pairs, row.identical) == (pairs, identical)
+
+
+@pytest.mark.parametrize(("sessions", "window"), [(True, "whole"), (False, "steady")])
+def test_the_window_goes_by_the_sessions_planned_and_not_by_the_turns_played(sessions: bool, window: str) -> None:
+    found = synthetic.campaign(
+        workload={"domains": ("agentic",), "max_tokens": 48, "sessions": sessions},
+        requests={"requests_per_stream": 1, "min_requests": 1}, levels=(2,), blocks=1, sentinel={"requests": 2},
+    )  # fmt: skip
+    for condition in ("agentic", SENTINEL):
+        record = synthetic.cell(CellKey(0, "off", condition, 2), 30.0, requests=6)
+        assert reduce_cell(record, found).metrics.throughput_window == window
+
+
+def test_rendered_prompts_are_held_against_each_other_where_as_many_were_sent() -> None:
+    def record(arm: str, sha256: str, prompts: int, *invalid: str) -> CellRecord:
+        extra = {"sampling": {}, "rendered": {"sha256": sha256, "prompts": prompts}}
+        return replace(synthetic.cell(CellKey(0, arm, "agentic", 1), 30.0), extra=extra, invalid=invalid)
+
+    whole = record("off", "a", 7)
+    for other, alike in (
+        (record("on", "b", 7), False),
+        (record("on", "a", 7), True),
+        (record("on", "b", 6), None),  # a session of it ended early
+        (record("on", "b", 7, "the server ended during the cell"), None),
+    ):
+        assert sent_summaries([whole, other])[0].rendered_alike is alike
+        assert len(list(unlike_prompts([whole, other], "off"))) == (alike is False)
 
 
 def test_a_campaign_of_sessions_is_another_schedule() -> None:

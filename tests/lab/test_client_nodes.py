@@ -16,6 +16,7 @@ from run_helpers import campaign, execute
 
 from breakeven.lab import runner
 from breakeven.lab.analysis import analyse
+from breakeven.lab.calibration import CalibrationError
 from breakeven.lab.campaign import Client
 from breakeven.lab.client import Endpoint, LoadClient, LoadResult, RawExchange, RequestSpec, WorkerError, ray_backend
 from breakeven.lab.client.clocks import ClockMap, Offset, RoundTrip, estimate
@@ -62,7 +63,7 @@ def test_workers_are_spread_evenly_and_no_node_is_overfull(slots: list[int], dat
 
 
 def test_too_many_workers_are_refused_with_both_numbers() -> None:
-    with pytest.raises(ValueError, match=r"5 workers need .* have 3 free"):
+    with pytest.raises(ValueError, match=r"5 workers need .* have 3 together"):
         place(5, [1, 2])
     with pytest.raises(ValueError, match="cannot be dealt out"):
         closed_shares(3, 0, 1)
@@ -245,6 +246,54 @@ def test_a_worker_that_dies_costs_its_cell_and_the_run_goes_on_and_can_measure_i
     assert (outcome.invalid, outcome.measured) == ({}, outcome.cells)
     written = json.loads((run.cells_path / cell / "cell.json").read_text())
     assert "a" in json.dumps(written["extra"]["client"]["nodes"])
+
+
+class _FailsInTheWarmUp(_FailsOnce):
+    """A client whose first lives, `dies` of them, end in their first run."""
+
+    dies = 0
+    first_runs: tuple[str, ...] = ()
+
+    def closed_loop(
+        self, endpoint: Endpoint, requests: Sequence[RequestSpec], concurrency: int, **options: Any
+    ) -> LoadResult:
+        kind = type(self)
+        if not self._runs:
+            kind.first_runs = (*kind.first_runs, requests[0].request_id)
+        self._runs += 1
+        if kind.lives <= kind.dies:
+            raise WorkerError("client actor 1 on b ended: its node died")
+        return self._inner.closed_loop(endpoint, requests, concurrency, **options)
+
+
+@pytest.mark.parametrize("dies", [1, 2])
+def test_no_launch_is_measured_without_its_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: int) -> None:
+    _FailsInTheWarmUp.lives, _FailsInTheWarmUp.dies, _FailsInTheWarmUp.first_runs = 0, dies, ()
+    monkeypatch.setattr(runner, "make_client", lambda config: _FailsInTheWarmUp())
+    _, outcome = execute(tmp_path / "run", campaign(blocks=1, client={"calibration": "off"}))
+    assert _FailsInTheWarmUp.first_runs == ("warmup-0",) * (dies + 1)
+    if dies == 1:
+        assert (outcome.invalid, outcome.measured) == ({}, outcome.cells)
+    else:
+        (message,) = outcome.start_failures
+        assert "the warm-up was broken off twice: the load generator failed: client actor 1 on b ended" in message
+        assert outcome.measured == outcome.cells // 2 == len(outcome.invalid)
+
+
+def test_workers_that_died_in_the_calibration_are_replaced_before_the_first_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(client: LoadClient) -> None:
+        raise CalibrationError("the client could not be calibrated: client process 1 ended")
+
+    _FailsOnce.lives = 0
+    monkeypatch.setattr(runner, "make_client", lambda config: _FailsOnce())
+    monkeypatch.setattr(runner, "quick", broken)
+    run, outcome = execute(tmp_path / "run", campaign(blocks=1, levels=[1], client={"calibration": "quick"}))
+    assert (outcome.invalid, _FailsOnce.lives) == ({}, 2)
+    assert {record.extra["client"]["note"] for record in run.read_cells()} == {
+        "the client could not be calibrated: client process 1 ended"
+    }
 
 
 def test_a_client_that_cannot_be_had_again_ends_the_run_with_the_reason(

@@ -369,6 +369,20 @@ def test_a_cache_declared_warm_that_stays_cold_invalidates_its_cells(tmp_path: P
     assert words.regime(summary)[0].startswith("Declared warm prefix cache. The prompts of each cell were sent once")
 
 
+def test_a_warm_cell_whose_filling_failed_is_invalid_and_quotes_the_first_error(tmp_path: Path) -> None:
+    # Request 0 is the probe; of the three that fill the cell's cache, one fails, and none of the three measured.
+    faulty = {**LIFE, "http_status": 503, "fault_from": 2, "fault_every": 1000}
+    found = campaign(
+        arms={"off": mock_arm(LIFE), "on": mock_arm(faulty)}, cache="warm", levels=[1], blocks=1,
+        warmup={"requests": 0},
+    )  # fmt: skip
+    run, outcome = execute(tmp_path / "run", found)
+    assert list(outcome.invalid) == ["b00-on-coding-c001"]
+    reason = "; ".join(outcome.invalid["b00-on-coding-c001"])
+    assert "1 of 3 requests that fill the cache failed, so it was not warm as declared; the first error: " in reason
+    assert [record.extra["cache_fill_failed"] for record in run.read_cells() if record.key.arm == "off"] == [0]
+
+
 def test_a_warm_cache_whose_hits_are_not_reported_is_named(tmp_path: Path) -> None:
     hidden = {**LIFE, "faults": ["cache_unreported"]}
     found = campaign(arms={"off": mock_arm(LIFE), "on": mock_arm(hidden)}, cache="warm", levels=[1], blocks=1)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import synthetic
 
@@ -18,6 +19,7 @@ from breakeven.lab.report import words
 from breakeven.lab.stats.signflip import max_t
 from breakeven.lab.stopping import Looks, decided
 from breakeven.lab.summary import ALL, FactorEffect, Summary
+from breakeven.lab.tails import tail_comparisons
 
 HOUR_NS = 3_600_000_000_000
 
@@ -276,8 +278,25 @@ def test_a_campaign_that_stops_by_its_sequence_ends_when_all_is_decided_and_miss
     for wide, narrow in zip(early.comparisons, fixed.comparisons, strict=True):
         assert wide.ratio == narrow.ratio
         assert (wide.ci_low or 0) < (narrow.ci_low or 0) < (narrow.ci_high or 0) < (wide.ci_high or 0)
+    for wide_row, narrow_row in zip(early.levels, fixed.levels, strict=True):
+        wide_rate, narrow_rate = wide_row.metrics["throughput"], narrow_row.metrics["throughput"]
+        assert wide_rate.value == narrow_rate.value
+        assert (wide_rate.ci_low or 0) < (narrow_rate.ci_low or 0) < (narrow_rate.ci_high or 0)
+        assert (narrow_rate.ci_high or 0) < (wide_rate.ci_high or 0)
     wide_even, narrow_even = early.break_even["ngram"], fixed.break_even["ngram"]
     assert (wide_even.ci_low or 0) < (narrow_even.ci_low or 0) < (narrow_even.ci_high or 0) < (wide_even.ci_high or 99)
+
+
+def test_a_tail_that_only_the_bootstrap_can_speak_of_gets_no_verdict_where_the_campaign_may_stop_early() -> None:
+    times = 100.0 + np.arange(60.0)  # under 100 a block, and over 662 in twelve
+    samples = {
+        (arm, 1, "latency"): dict.fromkeys(range(12), times * factor) for arm, factor in (("off", 1.0), ("ngram", 1.5))
+    }
+    for stop, verdict in (("fixed", "hurts"), ("confidence_sequence", "undecided")):
+        rows = tail_comparisons(synthetic.campaign(stop=stop, levels=(1,), blocks=12), ("latency",), samples)
+        (p99,) = [row for row in rows if row.quantile == 0.99]
+        assert (p99.method, p99.verdict) == ("bootstrap", verdict)
+        assert ("no verdict" in p99.note) == (stop != "fixed")
 
 
 @pytest.mark.parametrize(("metric", "after"), [("throughput", (2, 5)), ("ttft", (4,))])

@@ -104,6 +104,11 @@ def test_a_prompts_file_gives_its_domains_as_conditions(tmp_path: Path) -> None:
     assert list(load_suites(campaign(workload={"prompts_file": str(path), "domains": ["tickets"]}))) == ["tickets"]
     with pytest.raises(PromptError, match=r"holds no prompt of the domain 'coding': it has mails, tickets"):
         load_suites(campaign(workload={"prompts_file": str(path), "domains": ["coding"]}))
+    for domain, source in (("sentinel", {"prompts_file": str(path)}), ("all", {"files": [{"path": str(path)}]}),
+                           ("sentinel", {"files": [{"path": str(path)}]})):  # fmt: skip
+        path.write_text(json.dumps({"id": "a", "domain": domain, "prompt": "x"}))
+        with pytest.raises(PromptError, match=rf"mine\.jsonl: '{domain}' is the name"):
+            load_suites(campaign(workload=source))
 
 
 def test_a_salt_is_the_same_for_all_arms_unless_they_share_a_server() -> None:

@@ -39,6 +39,7 @@ from breakeven.lab.metrics import (
     is_valid,
 )
 from breakeven.lab.needed import needed_acceptances
+from breakeven.lab.play import turn_of
 from breakeven.lab.quantity import Provenance, Quantity
 from breakeven.lab.records import CellKey, CellRecord, RunDirectory
 from breakeven.lab.reduced import ReducedCell, reduce_cell
@@ -47,7 +48,7 @@ from breakeven.lab.sent import sent_summaries
 from breakeven.lab.servers import leftovers, servers
 from breakeven.lab.stats.breakeven import break_even
 from breakeven.lab.stats.power import noise_floor, smallest_detectable
-from breakeven.lab.stats.ratio import RatioEstimate, log_ratios, ratio_from_logs
+from breakeven.lab.stats.ratio import log_ratios
 from breakeven.lab.stats.robust import hodges_lehmann
 from breakeven.lab.stats.signflip import sign_flip
 from breakeven.lab.stopping import decided, estimator
@@ -393,15 +394,15 @@ def _level_summaries(campaign: Campaign, conditions: Sequence[str], values: Valu
                 for metric, unit, _ in METRICS:
                     found = values.get((arm, condition, level, metric))
                     if found:
-                        metrics[metric] = _interval_figure(list(found.values()), unit, campaign.confidence)
+                        metrics[metric] = _interval_figure(campaign, list(found.values()), unit)
                 if metrics:
                     blocks = len(values.get((arm, condition, level, "throughput"), {}))
                     rows.append(LevelSummary(arm=arm, condition=condition, level=level, blocks=blocks, metrics=metrics))
     return rows
 
 
-def _interval_figure(values: Sequence[Value], unit: str, confidence: float) -> IntervalFigure:
-    mean: RatioEstimate = ratio_from_logs([math.log(v.value) for v in values], confidence)
+def _interval_figure(campaign: Campaign, values: Sequence[Value], unit: str) -> IntervalFigure:
+    mean = estimator(campaign)([math.log(v.value) for v in values], campaign.confidence)
     return IntervalFigure(
         value=mean.ratio,
         ci_low=mean.ci_low,
@@ -495,8 +496,16 @@ def _answers(cell: ReducedCell) -> dict[tuple[str, str], RequestResult]:
 
 
 def _pairs(campaign: Campaign, valid: Mapping[CellKey, ReducedCell]) -> dict[CellKey, list[_Pair]]:
-    """By cell that the baseline has too: its answers, each beside the baseline's to the same request."""
-    answers = {key: _answers(cell) for key, cell in valid.items()}
+    """By cell that the baseline has too: its answers, each beside the baseline's to the same request.
+
+    Of sessions whose contexts are what the model itself said, only first turns are the same request in all arms.
+    """
+    sessions = campaign.workload.sessions
+    own_contexts = sessions is not None and sessions.answers == "own"
+    answers = {
+        key: {at: r for at, r in _answers(cell).items() if not own_contexts or turn_of(r.request_id) == 1}
+        for key, cell in valid.items()
+    }
     found = {}
     for key, mine in answers.items():
         theirs = answers.get(replace(key, arm=campaign.baseline))

@@ -833,6 +833,11 @@ class Campaign(Section):
         return set_level if set_level is not None else min(self.levels)
 
     @property
+    def sentinel_requests(self) -> int:
+        """Requests of the sentinel cell, so that every stream has work; sessions where these are played."""
+        return max(self.sentinel.requests if self.sentinel is not None else 0, self.sentinel_level)
+
+    @property
     def natural(self) -> bool:
         """Real text that ends by itself, in all conditions."""
         return all(self.setting(condition).natural for condition in self.condition_names(("one",)))
@@ -846,6 +851,7 @@ class Campaign(Section):
         found = self.model_dump(mode="json")
         _leave_out(found, conditions=None, tune=None, cache="cold")
         _leave_out(found["workload"], sessions=None)
+        _leave_out(found["client"], backend="local", address=None, max_clock_error_ms=5.0)
         if not self.warm:
             del found["gates"]["min_warm_share"]
         for arm in found["arms"].values():

@@ -13,13 +13,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from breakeven.lab.campaign import ARM_TYPES, Arrivals, Campaign, Conditions, Sampling, Sessions, Speculation
+from breakeven.lab.campaign import ARM_TYPES, Arrivals, Campaign, Conditions, Sampling, Speculation
 from breakeven.lab.engines import EngineArm, EngineSpeculation
 
 MAX_BYTES = 1_000_000
@@ -324,12 +324,18 @@ def _known_fields(path: FieldPath, value: Mapping[str, Any]) -> list[str]:
             model = EngineSpeculation if model is not None and issubclass(model, EngineArm) else Speculation
     elif path[:2] in (("conditions", "sampling"), ("conditions", "arrivals")) and len(path) == 3:
         model = Sampling if path[1] == "sampling" else Arrivals
-    elif path == ("workload", "sessions"):
-        model = Sessions
     elif path[:1] == ("conditions",):
         model = Conditions
-    elif path:
-        field = Campaign.model_fields.get(str(path[0]))
-        annotation = field.annotation if field else None
-        model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    else:
+        for part in path:
+            if isinstance(part, str):  # a number is a place in a list, whose items are of one model
+                field = model.model_fields.get(part) if model else None
+                model = _section_in(field.annotation) if field else None
     return list(model.model_fields) if model else []
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, if any: `Tune` of `Tune | None`, `PromptFile` of `tuple[PromptFile, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _section_in(part)) is not None), None)

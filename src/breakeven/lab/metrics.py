@@ -167,12 +167,15 @@ def cell_metrics(
     *,
     natural: bool = True,
     open_loop: bool = False,
+    planned: int | None = None,
 ) -> CellMetrics:
     """The quantities of one cell: in closed loop at `level` streams, or of an open loop (`load.open_window`).
 
     `counters`: deltas over the cell (see `acceptance`); empty if the server has none. `start_ns`, `end_ns`: the load
     generator's run. `natural`: real text with EOS respected, without which acceptance means nothing. Distributions
     are over the valid requests; throughput has no value if a request that ended properly has no token count.
+    `planned`: what the streams take from one queue, which picks the headline's window: sessions where `requests` are
+    their turns; None: the requests.
     """
     finished = [r for r in requests if not failed(r)]
     valid = [r for r in finished if r.completion_tokens is not None]
@@ -188,7 +191,7 @@ def cell_metrics(
     whole_rate = _throughput(valid, whole, in_whole, missing, "no time passed")
     never = "too few planned arrivals" if open_loop else f"the {level} streams were never all busy at once"
     steady_rate = _throughput(valid, steady, in_steady, missing, never)
-    use_steady = open_loop or uses_steady_window(len(requests), level)
+    use_steady = open_loop or uses_steady_window(len(requests) if planned is None else planned, level)
     tpot_estimated = any(m.tpot_provenance is Provenance.ESTIMATED for m in each)
     token_gaps = [m.token_gap_ms for m in each if m.token_gap_ms is not None]
     gaps_known = bool(each) and len(token_gaps) == len([r for r in valid if r.chunks])

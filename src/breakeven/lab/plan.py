@@ -116,9 +116,7 @@ def load_suites(campaign: Campaign) -> dict[str, Suite]:
                 f"{source} holds no prompt of the domain {domain!r}: it has {', '.join(sorted(of_domain))}"
             )
     if SENTINEL in wanted:
-        raise PromptError(
-            f"{workload.prompts_file}: {SENTINEL!r} is the name of the sentinel cells: call this domain differently"
-        )
+        raise PromptError(f"{source}: {SENTINEL!r} is the name of the sentinel cells: call this domain differently")
     if "all" in wanted:
         raise PromptError(f"{source}: 'all' is the name of all domains pooled: call this one differently")
     return {domain: make_suite(domain, of_domain[domain]) for domain in wanted}
@@ -278,8 +276,7 @@ def _sentinel_cell(
     campaign: Campaign, block: int, arm: str, suite: Suite, traces: Mapping[str, Trace]
 ) -> tuple[PlannedCell]:
     """The same prompts and seeds in every block and arm."""
-    count = max(campaign.sentinel.requests if campaign.sentinel else 0, campaign.sentinel_level)
-    ids = tuple(itertools.islice(itertools.cycle(prompt.id for prompt in suite.prompts), count))
+    ids = tuple(itertools.islice(itertools.cycle(prompt.id for prompt in suite.prompts), campaign.sentinel_requests))
     first = _cell(campaign, CellKey(0, arm, SENTINEL, campaign.sentinel_level), ids, traces)
     return (replace(first, key=CellKey(block, arm, SENTINEL, campaign.sentinel_level)),)
 
@@ -294,7 +291,7 @@ def _keep_for_sentinel(
     if domain not in suites:
         raise PromptError(f"sentinel.domain {domain!r} is not one of the domains: {', '.join(suites)}")
     order = stable_shuffle(measured_ids[domain], campaign.seed, SENTINEL)
-    count = min(max(campaign.sentinel.requests, campaign.sentinel_level), max(1, len(order) // _WARMUP_SHARE))
+    count = min(campaign.sentinel_requests, max(1, len(order) // _WARMUP_SHARE))
     taken = set(order[:count])
     if len(order) > count:
         measured_ids[domain] = tuple(name for name in measured_ids[domain] if name not in taken)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from breakeven.lab.campaign import Campaign
+from breakeven.lab.campaign import SENTINEL, Campaign
 from breakeven.lab.metrics import CellMetrics, cell_metrics, is_valid, latency_ms, tpot_ms, ttft_ms, window_named
 from breakeven.lab.quantity import Quantity
 from breakeven.lab.records import CellKey, CellRecord
@@ -42,7 +42,7 @@ def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
     key, open_loop = record.key, campaign.open_loop
     metrics = cell_metrics(
         record.requests, record.counters, record.started_ns, record.ended_ns, key.level,
-        natural=campaign.setting(key.condition).natural, open_loop=open_loop,
+        natural=campaign.setting(key.condition).natural, open_loop=open_loop, planned=_sessions(campaign, key),
     )  # fmt: skip
     window = window_named(metrics.throughput_window, record.requests, key.level, open_loop=open_loop)
     good = [r for r in record.requests if is_valid(r)]
@@ -55,3 +55,12 @@ def reduce_cell(record: CellRecord, campaign: Campaign) -> ReducedCell:
         tpot_ms=np.asarray([tpot for tpot in map(tpot_ms, good) if tpot is not None]),
         turns=values_by_turn(record.requests) if campaign.workload.sessions is not None else {},
     )
+
+
+def _sessions(campaign: Campaign, key: CellKey) -> int | None:
+    """Sessions that the campaign plans for the cell; None where it plays none."""
+    if campaign.workload.sessions is None:
+        return None
+    if campaign.sentinel is not None and key.condition == SENTINEL:
+        return campaign.sentinel_requests
+    return campaign.requests_at(key.level, key.condition)

@@ -56,6 +56,7 @@ _DYING_S = 1.0  # how long a server that failed requests is watched for its end
 _DYING_POLL_S = 0.05
 _CLOCK_TRIES = 20
 _CLOCKS_TOGETHER_NS = 50_000
+_WORDS = 300  # of an error message that is quoted
 _CELL_BYTES = 65_536  # set aside for a cell, besides…
 _REQUEST_BYTES = 4_096  # …this for each request…
 _TOKEN_BYTES = 48  # …and this for each token, which may be a chunk and some text
@@ -269,6 +270,8 @@ class CampaignRunner:
             except CalibrationError as problem:
                 self._capacity_note = str(problem)
                 self.on_event(Notice(str(problem)))
+                self._client.close()  # what failed may have been its workers, which the first cell needs
+                self._start_workers()
                 return
             self._capacity_note = "by CPU time per event, from two seconds against the mock server"
         self.run.journal("client_calibrated", **asdict(self._capacity), note=self._capacity_note)
@@ -437,6 +440,7 @@ class CampaignRunner:
         self.on_event(LaunchEnded(plan.block, plan.arm, time.monotonic() - began - launch.cells_s, report.problems))
 
     def _warm_up(self, launch: _Launch) -> None:
+        """Sends the warm-up. StartError where the server ends in it, or the load generator fails in it twice."""
         prompts = self.schedule.warmup
         if not prompts:
             return
@@ -446,22 +450,31 @@ class CampaignRunner:
             RequestSpec(f"warmup-{index}", prompt.id, self._body(launch, prompt, SENTINEL, None, limit))
             for index, prompt in enumerate(prompts)
         ]
+        streams = max(self.campaign.levels)
         try:
-            load = self._client.closed_loop(
-                launch.arm.endpoint(self._route),
-                specs,
-                min(len(specs), max(self.campaign.levels)),
-                timeout_s=self.campaign.workload.request_timeout_s,
-                should_stop=_watch(launch.arm),
-            )
-        except WorkerError as problem:
-            self.on_event(Notice(f"{launch.plan.arm}: the warm-up was broken off: {self._workers_failed(problem)}"))
-            return
+            load = self._send_unmeasured(launch, specs, streams)
+        except WorkerError as problem:  # cells of a launch that is not warm would look like any others
+            self.on_event(Notice(f"{launch.plan.arm}: the warm-up is sent again: {self._workers_failed(problem)}"))
+            try:
+                load = self._send_unmeasured(launch, specs, streams)
+            except WorkerError as again:
+                raise StartError(
+                    f"{launch.plan.arm}: the warm-up was broken off twice: {self._workers_failed(again)}"
+                ) from None
         bad = [r for r in map(parse_exchange, load.exchanges) if gates.failed(r)]
         if not launch.arm.alive():
             raise StartError(f"{launch.plan.arm}: the server ended during the warm-up: {launch.arm.obituary()}")
         if bad:
             self.on_event(Notice(f"{launch.plan.arm}: {len(bad)} warm-up requests failed: {bad[0].error}"))
+
+    def _send_unmeasured(self, launch: _Launch, specs: Sequence[RequestSpec], streams: int) -> LoadResult:
+        return self._client.closed_loop(
+            launch.arm.endpoint(self._route),
+            specs,
+            min(len(specs), streams),
+            timeout_s=self.campaign.workload.request_timeout_s,
+            should_stop=_watch(launch.arm),
+        )
 
     # Cells
 
@@ -515,6 +528,8 @@ class CampaignRunner:
             cache=campaign.setting(key.condition).cache,
             fresh=None if campaign.workload.sessions is None else [r for r in results if turn_of(r.request_id) == 1],
         )
+        if filled.get("cache_fill_failed"):
+            invalid += (_not_filled(filled),)
         figures = load_figures(results)
         if counters.restarted:
             invalid += counters.problems
@@ -560,7 +575,8 @@ class CampaignRunner:
     def _fill_cache(self, launch: _Launch, cell: PlannedCell, salt: str | None) -> dict[str, Any]:
         """In a cell whose cache is declared warm, sends each of its prompts once, for a single token.
 
-        Returns what the cell's record says of it; empty for a cold cell. Whether it worked is the gate's to judge.
+        Returns what the cell's record says of it; empty for a cold cell. A request that failed leaves a part of the
+        cache cold, which makes the cell invalid; whether the rest was kept is the gate's to judge, by the hits told.
         """
         key = cell.key
         if self.campaign.setting(key.condition).cache == "cold":
@@ -570,15 +586,13 @@ class CampaignRunner:
             for index, prompt_id in enumerate(dict.fromkeys(cell.prompt_ids))
             for prompt in [self._prompt(key, prompt_id, salt)]
         ]
-        load = self._client.closed_loop(
-            launch.arm.endpoint(self._route),
-            specs,
-            min(len(specs), key.level),
-            timeout_s=self.campaign.workload.request_timeout_s,
-            should_stop=_watch(launch.arm),
-        )
-        bad = sum(gates.failed(result) for result in map(parse_exchange, load.exchanges))
-        return {"cache_regime": "warm", "cache_fill_requests": len(specs), "cache_fill_failed": bad}
+        load = self._send_unmeasured(launch, specs, key.level)
+        bad = [result for result in map(parse_exchange, load.exchanges) if gates.failed(result)]
+        unsent = len(specs) - len(load.exchanges)
+        found = {"cache_regime": "warm", "cache_fill_requests": len(specs), "cache_fill_failed": len(bad) + unsent}
+        if bad:
+            found["cache_fill_error"] = bad[0].error or f"HTTP {bad[0].http_status}"
+        return found
 
     def _sampling_sent(self, condition: str) -> dict[str, Any]:
         """What the cell's requests say of how tokens are chosen; whatever is not named here is the server's default."""
@@ -689,7 +703,8 @@ class CampaignRunner:
         sessions, seeds = [], {}
         for index, (prompt_id, seed) in enumerate(zip(cell.prompt_ids, cell.seeds, strict=True)):
             name = f"{key.id}-{index:05d}"
-            draw = stable_hash("session", campaign.seed, key.block, key.condition, key.level, index)
+            block = 0 if key.condition == SENTINEL else key.block  # the sentinel is the same in every block
+            draw = stable_hash("session", campaign.seed, block, key.condition, key.level, index)
             sessions.append(session_of(self._prompt(key, prompt_id, salt), name, played, draw))
             seeds[name] = seed
         per_request = campaign.setting(key.condition).sampling.seed == "per_request"
@@ -789,6 +804,15 @@ def _outlived(arm: Arm, record: CellRecord) -> bool:
             return True
         time.sleep(_DYING_POLL_S)
     return False
+
+
+def _not_filled(filled: Mapping[str, Any]) -> str:
+    """Why a cell whose cache was to be warm is invalid. `filled`: what `_fill_cache` returned."""
+    first = filled.get("cache_fill_error")
+    return (
+        f"{filled['cache_fill_failed']} of {filled['cache_fill_requests']} requests that fill the cache failed, so it "
+        f"was not warm as declared" + (f"; the first error: {str(first)[:_WORDS]}" if first else "")
+    )
 
 
 def _with_reason(record: CellRecord, reason: str) -> CellRecord:

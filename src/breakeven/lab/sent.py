@@ -54,13 +54,16 @@ def unlike_prompts(records: Sequence[CellRecord], baseline: str) -> Iterator[str
 
 
 def _same_requests(records: Sequence[CellRecord]) -> dict[tuple[Any, ...], dict[str, str]]:
-    """Cells that were sent the same prompts → arm → hash, where known. Arms that share a server have salts apart."""
+    """Valid cells that were sent the same prompts → arm → hash, where known. Arms that share a server have salts apart.
+
+    A session that ended early has turns that were never sent: a hash over fewer prompts tells nothing of the others.
+    """
     groups: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
     for record in records:
         value = rendered_sha256(record)
-        if value is not None:
-            key = record.key
-            groups[key.block, key.condition, key.level, record.extra.get("salt")][key.arm] = value
+        if value is not None and not record.invalid:
+            key, sent = record.key, record.extra["rendered"].get("prompts")
+            groups[key.block, key.condition, key.level, record.extra.get("salt"), sent][key.arm] = value
     return groups
 
 

@@ -51,11 +51,13 @@ class Figure(_Model):
 
 
 class IntervalFigure(_Model):
-    """A geometric mean over blocks with its t interval on logs."""
+    """A geometric mean over blocks with its interval on logs, made as that of `Comparison`."""
 
     value: Number = Field(description="geometric mean over the valid blocks")
-    ci_low: Number | None = Field(description="lower end of the interval; null with one block")
-    ci_high: Number | None = Field(description="upper end; null with one block")
+    ci_low: Number | None = Field(
+        description="lower end of the interval; null with one block, or while a confidence sequence has no bounds"
+    )
+    ci_high: Number | None = Field(description="upper end; null likewise")
     unit: str = Field(description="unit")
     provenance: Provenance = Field(description="the weakest provenance among the blocks' figures")
 
@@ -246,7 +248,8 @@ class TailComparison(_Model):
     bootstrap_low: Number | None = Field(description="sensitivity: the hierarchical bootstrap (blocks, then requests)")
     bootstrap_high: Number | None = Field(description="upper end of the same")
     method: Literal["blocks", "bootstrap"] | None = Field(
-        description="`blocks`: paired t over the blocks' quantiles; `bootstrap`: where blocks are too small for that"
+        description="`blocks`: over the blocks' quantiles, as `Comparison`; `bootstrap`: where blocks are too small for"
+        " that (no verdict then in a campaign that may stop early)"
     )
     blocks: int = Field(description="blocks with requests of both arms")
     requests: int = Field(description="requests of the arm that has fewer")

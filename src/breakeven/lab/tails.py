@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from numpy import float64
 from numpy.typing import NDArray
@@ -65,6 +66,8 @@ def _row(
         )
     except ValueError as problem:  # times of 0 ms have no ratio
         found = QuantileRatio(quantile, None, None, None, len(baseline), str(problem))
+    if found.method == "bootstrap" and campaign.stop.rule == "confidence_sequence":
+        found = replace(found, note=f"{found.note}; no verdict, as it holds for a number of blocks fixed beforehand")
     return TailComparison(
         arm=arm, condition=ALL, level=level, metric=time, quantile=quantile, ratio=found.ratio, ci_low=found.ci_low,
         ci_high=found.ci_high, bootstrap_low=found.bootstrap_low, bootstrap_high=found.bootstrap_high,
@@ -74,13 +77,18 @@ def _row(
 
 
 def _verdict(campaign: Campaign, found: QuantileRatio) -> Verdict:
-    """By the blocks' figures; by the bootstrap's interval, which knows no equivalence, only pays and hurts."""
+    """By the blocks' figures; by the bootstrap's interval, which knows no equivalence, only pays and hurts.
+
+    And where the campaign may stop early the bootstrap's decides nothing: it is no confidence sequence.
+    """
     if found.ratio is None or found.ci_low is None or found.ci_high is None:
         return "undecided"
     if found.method == "blocks":
         return verdict(
             estimator(campaign)(found.block_logs, campaign.confidence), campaign.margin, higher_is_better=False
         )
+    if campaign.stop.rule == "confidence_sequence":
+        return "undecided"
     if found.ratio > 1 + campaign.margin and found.ci_low > 1:
         return "hurts"
     return "pays" if found.ratio < 1 / (1 + campaign.margin) and found.ci_high < 1 else "undecided"

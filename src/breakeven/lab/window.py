@@ -1,7 +1,7 @@
 """The window over which a cell's throughput is taken, and the tokens that fall into it. Pure.
 
 Two windows are always computed, and the rule that picks the headline was fixed beforehand and looks at the plan's
-numbers alone (requests and streams), never at a result:
+numbers alone (requests, or sessions where these are played, and streams), never at a result:
 
 - *whole*: from the first intended send to the last end. It counts everything, and it includes the drain, in which
   fewer streams than the level are busy: the fewer the requests per stream, the more it mixes in lower loads, where

@@ -26,9 +26,10 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
         "",
         "## Data",
         "",
-        "Answers are the target's own. Prompts by source:",
+        "Answers are the target's own. Prompts that were made, by source (of these, what was too long or what a time",
+        "box left unanswered is not trained on):",
         "",
-        "| source | licence | prompts |",
+        "| source | licence | prompts made |",
     ]
     lines += ["|---|---|---|"]
     lines += [f"| {item['source']} | {item['licence']} | {item['prompts']} |" for item in card["data"]]

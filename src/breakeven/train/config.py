@@ -29,7 +29,10 @@ class PromptsConfig(_Strict):
         default=20_000, ge=0, description="prompts sampled from the target itself, beside `total`"
     )
     articles: int = Field(
-        default=4000, ge=0, description="articles that the target writes; each gives two reading tasks, beside `total`"
+        default=0,
+        ge=0,
+        description="articles that the target writes; each gives two reading tasks, beside `total`, most of them longer"
+        " than answers.max_prompt_tokens by default: raise that and train.max_length with it",
     )
     article_tokens: int = Field(default=640, ge=1)
     shares: dict[Domain, float] = {"coding": 0.4, "agentic": 0.15, "encyclopedic": 0.2, "chat": 0.25}

@@ -48,7 +48,7 @@ def place(workers: int, slots: Sequence[int]) -> tuple[int, ...]:
     ValueError if the nodes together take fewer.
     """
     if workers > sum(slots):
-        raise ValueError(f"{workers} workers need a processor core each, and the nodes have {sum(slots)} free together")
+        raise ValueError(f"{workers} workers need a processor core each, and the nodes have {sum(slots)} together")
     left = list(slots)
     placed: list[int] = []
     while len(placed) < workers:

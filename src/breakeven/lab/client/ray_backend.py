@@ -116,8 +116,9 @@ class RayClient:
     """Runs loads over `workers` actors, in turn on the nodes of a Ray cluster. A context manager.
 
     `address`: HOST:PORT of the cluster's head; None: the cluster that this machine belongs to. Each actor takes one
-    core. Raises WorkerError if Ray or a cluster is missing, the nodes have too few cores, their breakeven differs, or
-    an actor fails; ValueError for arguments that cannot be right.
+    core, and nodes are chosen by all the cores that they have: one whose cores are held by other work does not answer.
+    Raises WorkerError if Ray or a cluster is missing, the nodes have too few cores, their breakeven differs, or an
+    actor fails; ValueError for arguments that cannot be right.
     """
 
     def __init__(self, workers: int = 1, address: str | None = None) -> None:
@@ -178,7 +179,8 @@ class RayClient:
         expected = {"breakeven": __version__, "python": platform.python_version()}
         questions = [worker.handle.hello.remote() for worker in self._actors]
         for number, question in enumerate(questions):
-            found = self._answer(number, question, _START_S, "; its node may have no core left for it")
+            hint = "; other work may hold its node's cores (`ray status` tells): end that, or ask for fewer workers"
+            found = self._answer(number, question, _START_S, hint)
             if found != expected:
                 raise WorkerError(
                     f"{self._name(number)} has {_versions(found)}, and this machine {_versions(expected)}: install the "

@@ -10,12 +10,12 @@ are far apart and the send lag shows what it costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from breakeven.lab.client.generator import ClosedLoop
 from breakeven.lab.client.parse import parse_exchange
-from breakeven.lab.client.types import Endpoint, LoadResult, RequestResult, RequestSpec
+from breakeven.lab.client.types import Endpoint, LoadResult, RequestSpec
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -65,14 +65,6 @@ def run_sessions(
         raise ValueError(f"concurrency ({concurrency}) must be at least 1, and timeout_s ({timeout_s}) positive")
     loop = _SessionLoop(endpoint, sessions, min(concurrency, max(1, len(sessions))), timeout_s, body)
     return loop.run_alone(deadline_s, on_progress, should_stop)
-
-
-def by_turn(results: Iterable[RequestResult]) -> dict[int, list[RequestResult]]:
-    """The results of each turn number, from 1: contexts grow with it, so figures should not be pooled over turns."""
-    found: dict[int, list[RequestResult]] = {}
-    for result in results:
-        found.setdefault(int(result.request_id.rpartition("/")[2]), []).append(result)
-    return dict(sorted(found.items()))
 
 
 @dataclass(slots=True)
