@@ -22,17 +22,11 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
     lines += [f"Made by `{card['command']}` ({card['hardware']}, seed {card['seed']}).", ""]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in card["facts"].items()]
-    lines += [
-        "",
-        "## Data",
-        "",
-        "Answers are the target's own. Prompts that were made, by source (of these, what was too long or what a time",
-        "box left unanswered is not trained on):",
-        "",
-        "| source | licence | prompts made |",
-    ]
-    lines += ["|---|---|---|"]
-    lines += [f"| {item['source']} | {item['licence']} | {item['prompts']} |" for item in card["data"]]
+    if card["data"]:
+        lines += ["", "## Data", "", "Answers are the target's own. Prompts that were made, by source (of these, what"]
+        lines += ["was too long or what a time box left unanswered is not trained on):", ""]
+        lines += ["| source | licence | prompts made |", "|---|---|---|"]
+        lines += [f"| {item['source']} | {item['licence']} | {item['prompts']} |" for item in card["data"]]
     if card.get("training"):
         last = card["training"][-1]
         lines += [

@@ -492,8 +492,10 @@ class _Run:
     ) -> dict[str, Any]:
         vocab, training = self._summary("vocab"), self._summary("train")
         seconds = {name: record.seconds for name, record in self.manifest.stages.items()}
+        if "seconds" in training:
+            seconds["train"] = training["seconds"]  # of all calls; the stage's own time is the last call's
         facts = {
-            "parameters": training.get("parameters"),
+            "parameters, with the trained vocabulary": training.get("parameters"),
             "draft vocabulary": f"{size} of {vocab.get('size')} trained, {vocab.get('coverage')} of learnt tokens",
             "domains": ", ".join(f"{name} {count}" for name, count in vocab.get("domains", {}).items()),
             "conversations": vocab.get("conversations"),
@@ -511,7 +513,7 @@ class _Run:
             "hardware": _hardware(self.device, self.processes.world),
             "seed": self.config.seed,
             "config": self.config.model_dump(mode="json"),
-            "facts": facts,
+            "facts": {name: value for name, value in facts.items() if value not in (None, "")},
             "data": sources,
             "training": training.get("history", []),
             "replay": replay,
