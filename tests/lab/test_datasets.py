@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from breakeven.lab.campaign import FILE_FORMATS, Campaign
@@ -168,6 +168,7 @@ _json = st.recursive(
 )
 
 
+@example("swe-bench", "messages", None)
 @given(st.sampled_from(sorted(READERS)), st.sampled_from(sorted({k for r in RECORDS.values() for k in r[0]})), _json)
 def test_a_record_of_the_wrong_shape_is_an_error_and_never_a_crash(
     tmp_path_factory: pytest.TempPathFactory, name: str, key: str, value: Any

@@ -266,7 +266,9 @@ def _bfcl(record: Record) -> Conversation:
 
 
 def _swe_bench(record: Record) -> Conversation:
-    steps = next(record[key] for key in ("messages", "trajectory", "history") if record.get(key))
+    steps = next((record[key] for key in ("messages", "trajectory", "history") if record.get(key)), None)
+    if not steps:
+        raise PromptError("there are no messages, no trajectory and no history in it")
     steps = json.loads(steps) if isinstance(steps, str) else steps
     if steps and isinstance(steps[0], dict) and "role" not in steps[0] and "from" not in steps[0]:
         messages = _user(record.get("problem_statement") or "Mend the fault that the repository's issue describes.")
