@@ -83,6 +83,8 @@ class AnalysisError(ValueError):
     """A run that cannot be analysed; the message says why and what to do."""
 
 
+# Arms whose acceptance is set and not earned → the acceptance length that they pretend
+_Pretending = Mapping[str, float | None]
 # The baseline's answer and an arm's to the same request
 _Pair = tuple[RequestResult, RequestResult]
 
@@ -125,10 +127,11 @@ def assemble(
     valid = {cell.key: cell for cell in cells if cell.valid}
     values = block_values(campaign, conditions, valid, sparse=sparse)
     figures = {at: {b: v.value for b, v in by_block.items()} for at, by_block in values.items()}
+    pretending = synthetic_arms(campaign)
     comparisons = with_adjusted_p(
         campaign,
         [
-            _compare(campaign, arm, condition, level, metric, better, values)
+            _compare(campaign, pretending, arm, condition, level, metric, better, values)
             for arm in _arms(campaign)
             for condition in (ALL, *conditions)
             for metric, _, better in METRICS
@@ -143,18 +146,18 @@ def assemble(
     return Summary(
         schema_version=SCHEMA_VERSION,
         run=_identity(campaign, conditions, every, blocks, sparse=sparse),
-        campaign=_digest(campaign, conditions),
+        campaign=_digest(campaign, pretending, conditions),
         environment=dict(environment),
         comparisons=comparisons,
-        break_even={arm: _break_even(campaign, arm, ALL, comparisons) for arm in _arms(campaign)},
+        break_even={arm: _break_even(campaign, pretending, arm, ALL, comparisons) for arm in _arms(campaign)},
         break_even_by_condition=[
-            ConditionBreakEven(arm=arm, break_even=_break_even(campaign, arm, condition, comparisons))
+            ConditionBreakEven(arm=arm, break_even=_break_even(campaign, pretending, arm, condition, comparisons))
             for arm in _arms(campaign)
             for condition in conditions
         ],
         levels=_level_summaries(campaign, conditions, values),
-        acceptance=_acceptances(campaign, conditions, valid),
-        agreement=_agreements(campaign, conditions, valid),
+        acceptance=_acceptances(campaign, pretending, conditions, valid),
+        agreement=_agreements(campaign, pretending, conditions, valid),
         distributions=distributions(campaign, conditions, valid),
         noise=_noise(campaign, conditions, comparisons, values),
         invalid=[invalid_cell(cell) for cell in every if not cell.valid],
@@ -165,7 +168,7 @@ def assemble(
         main_effects=main_effects,
         tails=tail_comparisons(campaign, TIMES, samples_by_block(campaign, conditions, valid)),
         multiplicity=describe_family(campaign, comparisons),
-        needed_acceptance=needed_acceptances(campaign, synthetic_arms(campaign), comparisons),
+        needed_acceptance=needed_acceptances(campaign, pretending, comparisons),
         aa=aa_summary(campaign, comparisons),
         sentinel=sentinels,
         turns=turn_summaries([(cell.key.arm, cell.key.level, cell.turns) for cell in valid.values()])
@@ -187,8 +190,9 @@ def primary_comparisons(campaign: Campaign, cells: Sequence[ReducedCell]) -> lis
     valid = {cell.key: cell for cell in _ordered(cells, campaign, conditions) if cell.valid}
     better = {metric: which for metric, _, which in METRICS}[campaign.primary_metric]
     values = block_values(campaign, conditions, valid, metrics=(campaign.primary_metric,), by_condition=False)
+    pretending = synthetic_arms(campaign)
     found = [
-        _compare(campaign, arm, ALL, level, campaign.primary_metric, better, values)
+        _compare(campaign, pretending, arm, ALL, level, campaign.primary_metric, better, values)
         for arm in _arms(campaign)
         for level in sorted(campaign.levels)
     ]
@@ -268,7 +272,14 @@ def _visits(guards: Sequence[ReducedCell]) -> dict[str, list[Visit]]:
 
 
 def _compare(
-    campaign: Campaign, arm: str, condition: str, level: int, metric: MetricName, better: Better, values: Values
+    campaign: Campaign,
+    pretending: _Pretending,
+    arm: str,
+    condition: str,
+    level: int,
+    metric: MetricName,
+    better: Better,
+    values: Values,
 ) -> Comparison:
     ours = values.get((arm, condition, level, metric), {})
     theirs = values.get((campaign.baseline, condition, level, metric), {})
@@ -312,12 +323,11 @@ def _compare(
         blocks_needed=len(blocks) + more if decided == "undecided" and more else None,
         provenance=weakest(side[b].provenance for side in (ours, theirs) for b in blocks),
     )
-    return _without_verdict(campaign, compared)
+    return _without_verdict(pretending, compared)
 
 
-def _without_verdict(campaign: Campaign, compared: Comparison) -> Comparison:
+def _without_verdict(lengths: _Pretending, compared: Comparison) -> Comparison:
     """The comparison as it stands; where acceptance was set and not earned, without verdict and p-values."""
-    lengths = synthetic_arms(campaign)
     pretending = [name for name in (compared.arm, compared.baseline) if name in lengths]
     if not pretending:
         return compared
@@ -337,7 +347,9 @@ def _without_verdict(campaign: Campaign, compared: Comparison) -> Comparison:
     )
 
 
-def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Sequence[Comparison]) -> BreakEvenSummary:
+def _break_even(
+    campaign: Campaign, pretending: _Pretending, arm: str, condition: str, comparisons: Sequence[Comparison]
+) -> BreakEvenSummary:
     rows = sorted(
         (
             c
@@ -365,7 +377,7 @@ def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Seque
         low_open=found.low_open,
         high_open=found.high_open,
         condition=condition,
-        note="; ".join(filter(None, (_condition_note(campaign, arm), found.note))),
+        note="; ".join(filter(None, (_condition_note(pretending, arm), found.note))),
         monotone=found.monotone,
         levels=list(found.levels),
         fitted=[math.exp(value) for value in found.fitted],
@@ -376,8 +388,7 @@ def _break_even(campaign: Campaign, arm: str, condition: str, comparisons: Seque
     )
 
 
-def _condition_note(campaign: Campaign, arm: str) -> str:
-    lengths = synthetic_arms(campaign)
+def _condition_note(lengths: _Pretending, arm: str) -> str:
     if arm not in lengths:
         return ""
     length = lengths[arm]
@@ -443,20 +454,21 @@ def _noise(
 
 
 def _acceptances(
-    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
+    campaign: Campaign, pretending: _Pretending, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
 ) -> list[AcceptanceSummary]:
     rows = []
     for arm in campaign.arms:
         for condition in (ALL, *conditions):
             for level in sorted(campaign.levels):
-                row = _acceptance(campaign, arm, condition, level, members(arm, condition, level, conditions, valid))
+                cells = members(arm, condition, level, conditions, valid)
+                row = _acceptance(campaign, pretending, arm, condition, level, cells)
                 if row is not None:
                     rows.append(row)
     return rows
 
 
 def _acceptance(
-    campaign: Campaign, arm: str, condition: str, level: int, cells: Sequence[ReducedCell]
+    campaign: Campaign, pretending: _Pretending, arm: str, condition: str, level: int, cells: Sequence[ReducedCell]
 ) -> AcceptanceSummary | None:
     """Counters summed over the cells; None if the arm drafted nothing or the server does not say."""
     counters: dict[str, float] = defaultdict(float)
@@ -474,7 +486,7 @@ def _acceptance(
         found = replace(found, length=mean, valid=natural)
     if found.length.value is None:
         return None
-    if arm in synthetic_arms(campaign):
+    if arm in pretending:
         found = replace(found, valid=False, notes=(*found.notes, "acceptance is synthetic: set, not earned"))
     return AcceptanceSummary(
         arm=arm,
@@ -515,7 +527,7 @@ def _pairs(campaign: Campaign, valid: Mapping[CellKey, ReducedCell]) -> dict[Cel
 
 
 def _agreements(
-    campaign: Campaign, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
+    campaign: Campaign, pretending: _Pretending, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
 ) -> list[AgreementSummary]:
     rows = []
     by_cell = _pairs(campaign, valid)
@@ -548,7 +560,7 @@ def _agreements(
                             campaign.setting(name).sampling.temperature == 0
                             for name in (conditions if condition == ALL else (condition,))
                         )
-                        and not {arm, campaign.baseline} & set(synthetic_arms(campaign)),
+                        and not {arm, campaign.baseline} & set(pretending),
                     )
                 )
     return rows
@@ -573,7 +585,7 @@ def _identity(
     )
 
 
-def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
+def _digest(campaign: Campaign, pretending: _Pretending, conditions: Sequence[str]) -> CampaignDigest:
     resolved = campaign.resolved()
     canonical = json.dumps(resolved, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return CampaignDigest(
@@ -585,8 +597,8 @@ def _digest(campaign: Campaign, conditions: Sequence[str]) -> CampaignDigest:
                 name=name,
                 baseline=name == campaign.baseline,
                 settings=settings,
-                synthetic_acceptance=synthetic_arms(campaign).get(name),
-                synthetic=name in synthetic_arms(campaign),
+                synthetic_acceptance=pretending.get(name),
+                synthetic=name in pretending,
             )
             for name, settings in resolved["arms"].items()
         ],
