@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from breakeven.lab.arms import Probe, StartError, make_arm
 from breakeven.lab.campaign import Campaign, CommandArm
 from breakeven.lab.campaign_file import CampaignError, parse_campaign
-from breakeven.lab.engines import METHODS, EngineArm, EngineSpeculation, Launch, launch_of
+from breakeven.lab.engines import METHODS, EngineArm, EngineSpeculation, Launch
 from breakeven.lab.engines.base import option_values
 from breakeven.lab.engines.speculation import edges, most_nodes
 from breakeven.lab.engines.traps import PRETENDING, is_synthetic
@@ -31,7 +31,7 @@ def arm(type: str, speculation: Any = "off", **fields: Any) -> Any:
 
 
 def launch(type: str, speculation: Any = "off", **fields: Any) -> Launch:
-    return launch_of(arm(type, speculation, **fields))
+    return arm(type, speculation, **fields).launch()
 
 
 def eagle(**fields: Any) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_vllm_is_told_everything_in_its_own_words() -> None:
 def test_vllms_cache_cannot_be_reset_outside_its_development_mode() -> None:
     given = arm("vllm", env={"VLLM_SERVER_DEV_MODE": "0"})
     assert not given.can_reset
-    assert launch_of(given).reset_path is None
+    assert given.launch().reset_path is None
     assert not make_arm("a", given).can_reset
 
 
@@ -307,7 +307,7 @@ def test_every_speculation_is_translated_or_refused(engine: str, method: str, sh
         assert reasons
         assert all(reason.startswith("Value error, ") and len(reason) > 30 for reason in reasons)
         return
-    found = launch_of(config)
+    found = config.launch()
     told = _everything(found)
     assert told != _everything(launch(engine))
     # Nothing that was asked for is left out.

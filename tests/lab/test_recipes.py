@@ -22,7 +22,7 @@ import pytest
 
 from breakeven.lab.campaign import Campaign
 from breakeven.lab.campaign_file import load_campaign
-from breakeven.lab.engines import EngineArm, EngineSpeculation, SglangArm, VllmArm, launch_of
+from breakeven.lab.engines import EngineArm, EngineSpeculation, SglangArm, VllmArm
 from breakeven.lab.known_traps import synthetic_arms, trap_sentences
 from breakeven.lab.plan import build_schedule, load_suites
 
@@ -50,7 +50,7 @@ def commands(*types: str) -> dict[str, tuple[str, ...]]:
         for name, arm in recipe(path).arms.items():
             if isinstance(arm, EngineArm) and arm.type in types:
                 filled = {"{host}": "127.0.0.1", "{port}": "8000", "{files}": "/tmp/files"}
-                command = launch_of(arm).command
+                command = arm.launch().command
                 for key, value in filled.items():
                     command = tuple(part.replace(key, value) for part in command)
                 found[f"{_id(path)} {name}"] = command

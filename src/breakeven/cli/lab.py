@@ -264,9 +264,8 @@ def _report(directory: RunDirectory, format: Format = Format.TERMINAL) -> None:
 def _print_launch(config: EngineArm) -> None:
     """What an engine gets beside its command line."""
     from breakeven.lab.arms.launched import file_text
-    from breakeven.lab.engines import launch_of
 
-    launch = launch_of(config)
+    launch = config.launch()
     if config.ssh is not None:
         typer.echo(f"    on {config.ssh}, reached at {config.address}:{config.port}")
     if launch.env:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from breakeven.lab.campaign import Campaign, CommandArm, EmbeddedArm, Speculation
-from breakeven.lab.engines import EngineArm, launch_of
+from breakeven.lab.engines import EngineArm
 from breakeven.lab.engines.traps import dominated, is_synthetic, synthetic_length, traps
 
 
 def started_with(arm: object) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """Command line and variables of an arm's server, as far as its configuration tells; empty for one not ours."""
     if isinstance(arm, EngineArm):
-        launch = launch_of(arm)
+        launch = arm.launch()
         return launch.command, launch.env
     if isinstance(arm, CommandArm):
         return arm.command, arm.env
@@ -52,4 +52,4 @@ def unjudged_arms(campaign: Campaign) -> frozenset[str]:
 
 def why_not_reset(arm: object) -> str:
     """Why an arm's prefix cache cannot be emptied."""
-    return launch_of(arm).why_no_reset if isinstance(arm, EngineArm) else "no reset_url"
+    return arm.launch().why_no_reset if isinstance(arm, EngineArm) else "no reset_url"

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from scipy.stats import f as f_distribution
 
 from breakeven.lab.campaign import AttachArm, Campaign, CommandArm, EmbeddedArm, Speculation
-from breakeven.lab.engines import EngineArm, EngineSpeculation, launch_of
+from breakeven.lab.engines import EngineArm, EngineSpeculation
 from breakeven.lab.engines.base import has_option, option_name, option_values
 from breakeven.lab.engines.speculation import edges
 from breakeven.lab.known_traps import started_with, trap_sentences
@@ -313,7 +313,7 @@ def speculates(arm: object) -> bool | None:
     if kind is not None or has_option(command, *_SPECULATES):
         return True
     if isinstance(arm, EngineArm):
-        return any(content.get("speculative_config") for content in launch_of(arm).files.values())
+        return any(content.get("speculative_config") for content in arm.launch().files.values())
     return None
 
 

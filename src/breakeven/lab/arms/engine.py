@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from breakeven.lab.arms.http import HttpOptions
 from breakeven.lab.arms.launched import LaunchedArm
-from breakeven.lab.engines import EngineArm, EngineSpeculation, TrtLlmArm, launch_of
+from breakeven.lab.engines import EngineArm, EngineSpeculation, TrtLlmArm
 from breakeven.lab.engines.traps import PRETENDING
 
 _KEYS = ("VLLM_API_KEY", "LLAMA_API_KEY", "SGLANG_API_KEY")  # a key that the user's shell holds is not for this server
@@ -20,7 +20,7 @@ def _drafted_per_round(config: EngineArm) -> int | None:
 
 def engine_arm(name: str, config: EngineArm) -> LaunchedArm:
     """An arm for an engine that the lab starts."""
-    launch = launch_of(config)
+    launch = config.launch()
     options = HttpOptions(
         "",
         model=config.served_model_name,

@@ -100,6 +100,20 @@ class EngineArm(Section):
             raise ValueError(f"the server is started here, so its host cannot be {self.host!r}: set ssh too")
         return self
 
+    @model_validator(mode="after")
+    def _translates(self) -> Self:
+        self.launch()
+        return self
+
+    def launch(self) -> Launch:
+        """How the server is started. RefusedError for what the engine does not have, which validation raises."""
+        raise NotImplementedError(f"no launch is known for {type(self).__name__}")
+
+    @property
+    def can_reset(self) -> bool:
+        """Whether its prefix cache can be emptied."""
+        return self.launch().reset_path is not None
+
     @property
     def address(self) -> str:
         """Where the lab sends its requests."""
@@ -122,6 +136,11 @@ class EngineArm(Section):
         """The engine's variables, then the GPUs, then the user's own."""
         visible = {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))}
         return {**more, **visible, **self.env}
+
+
+def rank_flags(*ranks: tuple[str, int]) -> list[str]:
+    """Flags with their numbers of ranks, without those of one rank, which is every engine's default."""
+    return [word for flag, number in ranks if number > 1 for word in (flag, str(number))]
 
 
 def option_name(flag: str) -> str:

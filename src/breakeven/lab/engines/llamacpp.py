@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from breakeven.lab.engines.base import HOST, PORT, EngineArm, Launch
 from breakeven.lab.engines.speculation import EngineSpeculation, Method, RefusedError, refuse, refuse_trees
@@ -26,14 +26,8 @@ class LlamaCppArm(EngineArm):
     slots: int | None = Field(default=None, ge=1, le=1024)
     threads: int | None = Field(default=None, ge=1, le=1024)
 
-    @model_validator(mode="after")
-    def _translates(self) -> Self:
-        launch(self)
-        return self
-
-    @property
-    def can_reset(self) -> bool:
-        return False
+    def launch(self) -> Launch:
+        return launch(self)
 
 
 def launch(arm: LlamaCppArm) -> Launch:

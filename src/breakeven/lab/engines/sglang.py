@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import model_validator
-
-from breakeven.lab.engines.base import FILES, HOST, PORT, EngineArm, Launch
+from breakeven.lab.engines.base import FILES, HOST, PORT, EngineArm, Launch, rank_flags
 from breakeven.lab.engines.speculation import EngineSpeculation, Method, RefusedError, refuse, refuse_trees
 
 _NAME = "SGLang"
@@ -25,14 +23,8 @@ class SglangArm(EngineArm):
 
     type: Literal["sglang"]
 
-    @model_validator(mode="after")
-    def _translates(self) -> Self:
-        launch(self)
-        return self
-
-    @property
-    def can_reset(self) -> bool:
-        return True
+    def launch(self) -> Launch:
+        return launch(self)
 
 
 def launch(arm: SglangArm) -> Launch:
@@ -45,14 +37,12 @@ def launch(arm: SglangArm) -> Launch:
         command += ["--dtype", arm.dtype]
     if arm.max_model_len is not None:
         command += ["--context-length", str(arm.max_model_len)]
-    for flag, ranks in (
+    command += rank_flags(
         ("--tp-size", arm.tensor_parallel),
         ("--pp-size", arm.pipeline_parallel),
         ("--dp-size", arm.data_parallel),
         ("--ep-size", arm.expert_parallel),
-    ):
-        if ranks > 1:
-            command += [flag, str(ranks)]
+    )
     env: dict[str, str] = {}
     files: dict[str, dict[str, Any]] = {}
     speculation = arm.speculation

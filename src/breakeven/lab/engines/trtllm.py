@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from breakeven.lab.engines.base import FILES, HOST, PORT, EngineArm, Launch
+from breakeven.lab.engines.base import FILES, HOST, PORT, EngineArm, Launch, rank_flags
 from breakeven.lab.engines.speculation import (
     MAX_BATCH,
     EngineSpeculation,
@@ -38,14 +38,8 @@ class TrtLlmArm(EngineArm):
     options: dict[str, Any] = Field(default_factory=dict)
     schedule_keys: Literal["last", "first"] = "last"
 
-    @model_validator(mode="after")
-    def _translates(self) -> Self:
-        launch(self)
-        return self
-
-    @property
-    def can_reset(self) -> bool:
-        return False
+    def launch(self) -> Launch:
+        return launch(self)
 
 
 def launch(arm: TrtLlmArm) -> Launch:
@@ -58,13 +52,11 @@ def launch(arm: TrtLlmArm) -> Launch:
     command += ["--host", HOST, "--port", PORT]
     if arm.max_model_len is not None:
         command += ["--max_seq_len", str(arm.max_model_len)]
-    for flag, ranks in (
+    command += rank_flags(
         ("--tp_size", arm.tensor_parallel),
         ("--pp_size", arm.pipeline_parallel),
         ("--ep_size", arm.expert_parallel),
-    ):
-        if ranks > 1:
-            command += [flag, str(ranks)]
+    )
     command += ["--extra_llm_api_options", f"{FILES}/{_OPTIONS_FILE}"]
     return Launch(
         (*command, *arm.flags),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import model_validator
-
-from breakeven.lab.engines.base import HOST, PORT, EngineArm, Launch
+from breakeven.lab.engines.base import HOST, PORT, EngineArm, Launch, rank_flags
 from breakeven.lab.engines.speculation import EngineSpeculation, RefusedError, refuse, refuse_trees
 
 _NAME = "vLLM"
@@ -19,14 +17,8 @@ class VllmArm(EngineArm):
 
     type: Literal["vllm"]
 
-    @model_validator(mode="after")
-    def _translates(self) -> Self:
-        launch(self)
-        return self
-
-    @property
-    def can_reset(self) -> bool:
-        return self.env.get(_RESET_VARIABLE, "1") == "1"
+    def launch(self) -> Launch:
+        return launch(self)
 
 
 def launch(arm: VllmArm) -> Launch:
@@ -39,13 +31,11 @@ def launch(arm: VllmArm) -> Launch:
         command += ["--dtype", arm.dtype]
     if arm.max_model_len is not None:
         command += ["--max-model-len", str(arm.max_model_len)]
-    for flag, ranks in (
+    command += rank_flags(
         ("--tensor-parallel-size", arm.tensor_parallel),
         ("--pipeline-parallel-size", arm.pipeline_parallel),
         ("--data-parallel-size", arm.data_parallel),
-    ):
-        if ranks > 1:
-            command += [flag, str(ranks)]
+    )
     if arm.expert_parallel > 1:
         if arm.expert_parallel != (ranks := arm.tensor_parallel * arm.data_parallel):
             raise RefusedError(
@@ -55,10 +45,11 @@ def launch(arm: VllmArm) -> Launch:
         command.append("--enable-expert-parallel")
     if isinstance(arm.speculation, EngineSpeculation):
         command += ["--speculative-config", json.dumps(speculative_config(arm.speculation))]
+    env = arm.environment(**{_RESET_VARIABLE: "1"})
     return Launch(
         (*command, *arm.flags),
-        arm.environment(**{_RESET_VARIABLE: "1"}),
-        reset_path="/reset_prefix_cache" if arm.can_reset else None,
+        env,
+        reset_path="/reset_prefix_cache" if env[_RESET_VARIABLE] == "1" else None,
         why_no_reset=f"{_RESET_VARIABLE} is not 1",
     )
 
