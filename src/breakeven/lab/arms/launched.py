@@ -109,15 +109,12 @@ class LaunchedArm(HttpArm):
             return base + url if url is not None and url.startswith("/") else url
 
         given = self._options
-        return HttpOptions(
+        return replace(
+            given,
             base_url=base,
-            model=given.model,
-            headers=given.headers,
-            verify_tls=given.verify_tls,
             health_url=whole(given.health_url),
             reset_url=whole(given.reset_url),
             metrics_url=whole(given.metrics_url),
-            drafted_per_round=given.drafted_per_round,
         )
 
     def wait_ready(self, probe: Probe) -> Ready:
