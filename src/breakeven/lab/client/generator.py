@@ -75,13 +75,7 @@ def run_closed_loop(
 
     Raises ValueError for an endpoint or arguments that cannot be right. Whatever ends the run, no socket stays open.
     """
-    if concurrency < 1:
-        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-    if timeout_s <= 0:
-        raise ValueError(f"timeout_s must be positive, not {timeout_s}")
-    for spec in requests:
-        if spec.offset_s is not None:
-            raise ValueError(f"request {spec.request_id!r} has a planned send time, which a closed loop cannot keep")
+    check_closed_loop(requests, concurrency, timeout_s)
     loop = ClosedLoop(endpoint, requests, range(min(concurrency, max(1, len(requests)))), timeout_s)
     return loop.run_alone(deadline_s, on_progress, should_stop)
 
@@ -106,12 +100,31 @@ def run_open_loop(
     The other arguments, and how a request may fail, are as in `run_closed_loop`. Raises ValueError for a request
     without `offset_s`, or with a negative or infinite one.
     """
-    if timeout_s <= 0:
-        raise ValueError(f"timeout_s must be positive, not {timeout_s}")
-    if connections < 0:
-        raise ValueError(f"connections must not be negative, and is {connections}")
+    check_open_loop(connections, timeout_s)
     loop = OpenLoop(endpoint, requests, min(connections, len(requests)), timeout_s)
     return loop.run_alone(deadline_s, on_progress, should_stop)
+
+
+def check_closed_loop(requests: Sequence[RequestSpec], concurrency: int, timeout_s: float) -> None:
+    """ValueError for what no closed loop can be asked to do."""
+    if concurrency < 1:
+        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+    _check_timeout(timeout_s)
+    for spec in requests:
+        if spec.offset_s is not None:
+            raise ValueError(f"request {spec.request_id!r} has a planned send time, which a closed loop cannot keep")
+
+
+def check_open_loop(connections: int, timeout_s: float) -> None:
+    """ValueError for what no open loop can be asked to do; `OpenLoop` looks at the planned times."""
+    _check_timeout(timeout_s)
+    if connections < 0:
+        raise ValueError(f"connections must not be negative, and is {connections}")
+
+
+def _check_timeout(timeout_s: float) -> None:
+    if timeout_s <= 0:
+        raise ValueError(f"timeout_s must be positive, not {timeout_s}")
 
 
 class _Exchange:

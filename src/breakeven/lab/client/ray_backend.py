@@ -26,7 +26,14 @@ from urllib.parse import urlsplit
 
 from breakeven import __version__
 from breakeven.lab.client.clocks import ClockMap, Offset, RoundTrip, estimate
-from breakeven.lab.client.generator import AHEAD_CONNECTIONS, CALLBACK_S, ClosedLoop, OpenLoop
+from breakeven.lab.client.generator import (
+    AHEAD_CONNECTIONS,
+    CALLBACK_S,
+    ClosedLoop,
+    OpenLoop,
+    check_closed_loop,
+    check_open_loop,
+)
 from breakeven.lab.client.partition import closed_shares, open_shares, place
 from breakeven.lab.client.types import Endpoint, LoadResult, RequestSpec
 from breakeven.lab.client.workers import WorkerError, merge
@@ -201,14 +208,7 @@ class RayClient:
         should_stop: Callable[[], bool] | None = None,
     ) -> LoadResult:
         """As `generator.run_closed_loop`, but every actor has a queue of its own: see `partition.closed_shares`."""
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-        _check(timeout_s)
-        for spec in requests:
-            if spec.offset_s is not None:
-                raise ValueError(
-                    f"request {spec.request_id!r} has a planned send time, which a closed loop cannot keep"
-                )
+        check_closed_loop(requests, concurrency, timeout_s)
         target = self._reachable(endpoint)
         jobs = [
             Job(target, tuple(requests[i] for i in share.requests), tuple(share.streams), 0, 0, 1, timeout_s)
@@ -228,9 +228,7 @@ class RayClient:
         should_stop: Callable[[], bool] | None = None,
     ) -> LoadResult:
         """As `generator.run_open_loop`."""
-        _check(timeout_s)
-        if connections < 0:
-            raise ValueError(f"connections must not be negative, and is {connections}")
+        check_open_loop(connections, timeout_s)
         target = self._reachable(endpoint)
         shares = open_shares(len(requests), self.workers)
         each = -(-connections // max(1, len(shares)))
@@ -391,11 +389,6 @@ def _knock(address: str) -> None:
     """OSError unless something listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
-
-
-def _check(timeout_s: float) -> None:
-    if timeout_s <= 0:
-        raise ValueError(f"timeout_s must be positive, not {timeout_s}")
 
 
 def _import_ray() -> Any:
