@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from breakeven.cli.lab import _fail, _plain_errors
+from breakeven.cli.results import _summary
 
 if TYPE_CHECKING:
     from breakeven.lab.policy import Exported, Policy
-    from breakeven.lab.summary import Summary
 
 
 class TargetEngine(StrEnum):
@@ -59,16 +59,6 @@ def policy(
         exported = export(found, None if engine is None else engine.value)
         _print_export(exported, out)
         typer.echo(f"\nto measure it, as an arm: {as_arm(found)}")
-
-
-def _summary(directory: Path) -> Summary:
-    from breakeven.lab.analysis import analyse
-    from breakeven.lab.records import RunDirectory
-    from breakeven.lab.summary import read_summary
-
-    if not RunDirectory.is_run(directory) and (directory / "summary.json").is_file():
-        return read_summary(directory / "summary.json")
-    return analyse(RunDirectory.open(directory))
 
 
 def _print(found: Policy) -> None:
