@@ -115,7 +115,7 @@ class Tuning:
             stage = search_campaign(self.campaign, step.number, {c.name: c.config for c in left}, step.blocks)
             run = self._stage(f"round-{step.number}", stage, search_suites, {})
             _add_gains(gains, analyse(run))
-            means = {c.name: mean_gains(gains)[c.name] for c in left}
+            means = mean_gains({c.name: gains[c.name] for c in left})
             failed = [name for name, by_level in means.items() if not by_level]
             if failed:
                 self.say(f"no valid cell, so left out: {', '.join(failed)}")
@@ -126,7 +126,7 @@ class Tuning:
                     f" see {run.path}"
                 )
             left = [candidate for name in kept for candidate in left if candidate.name == name]
-        final = {candidate.name: mean_gains(gains)[candidate.name] for candidate in left}
+        final = mean_gains({candidate.name: gains[candidate.name] for candidate in left})
         proposal = propose(final, {c.name: c.shape for c in left}, levels)
         for candidate in left:
             found = final[candidate.name]
