@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from breakeven.lab.engines import LlamaCppArm, SglangArm, TrtLlmArm, VllmArm
-from breakeven.lab.section import Section
+from breakeven.lab.section import Section, rows_as_tuples
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z")  # parts of file names
 MAX_LEVEL = 10_000
@@ -69,12 +69,7 @@ class Speculation(Section):
     # Depth by decoding sequences, (first, last, num_steps) inclusive, 0: off. None: the same at any load.
     schedule: tuple[tuple[int, int, int], ...] | None = None
 
-    @field_validator("schedule", mode="before")
-    @classmethod
-    def _rows(cls, value: Any) -> Any:  # the arm looks at this section as Python, where strictness takes no list
-        if isinstance(value, list):
-            return tuple(tuple(row) if isinstance(row, list) else row for row in value)
-        return value
+    _rows = field_validator("schedule", mode="before")(rows_as_tuples)
 
     @field_validator("schedule")
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from breakeven.lab.section import Section
+from breakeven.lab.section import Section, rows_as_tuples
 
 Method = Literal["ngram", "draft_model", "eagle3", "mtp", "dflash"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -52,13 +52,7 @@ class EngineSpeculation(Section):
     acceptance_threshold_acc: float | None = Field(default=None, gt=0, le=1)
     extra: dict[str, Any] = Field(default_factory=dict)
 
-    @field_validator("schedule", mode="before")
-    @classmethod
-    def _lists(cls, rows: Any) -> Any:
-        """Lists of a file that was read already: tuples are strict about them."""
-        if isinstance(rows, list):
-            return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
-        return rows
+    _lists = field_validator("schedule", mode="before")(rows_as_tuples)
 
     @field_validator("schedule")
     @classmethod
