@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from breakeven.train.evaluate import table_lines
+from breakeven.train.evaluate import groups_of, table_lines
 from breakeven.train.files import write_bytes, write_json
 
 
@@ -48,8 +48,7 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
             lines += [""] + [f"- {shape}, {label}: {value:.3f}" for label, value in table["means"].items()]
         lines += ["", "| share of rounds that accept position | " + " | ".join(evaluation) + " |"]
         lines += ["|" + "---|" * (1 + len(evaluation))]
-        groups = sorted(next(iter(evaluation.values()))["groups"]) if evaluation else []
-        for group in groups:
+        for group in groups_of(evaluation):
             cells = []
             for table in evaluation.values():
                 shares = table["groups"].get(group, {}).get("all", {}).get("per_position", ())

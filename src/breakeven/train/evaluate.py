@@ -158,6 +158,15 @@ def _tasks(item: PromptResult) -> tuple[str, ...]:
     return (f"Spec-Bench task/{'mt_bench' if item.category in MT_BENCH else item.category}",)
 
 
+def groups_of(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Every group that some shape was evaluated on, by name: the entry of the first shape that has it. Shapes may have
+    been evaluated on different prompts."""
+    found: dict[str, Any] = {}
+    for table in tables.values():
+        found = {**table["groups"], **found}
+    return dict(sorted(found.items()))
+
+
 def table_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Markdown rows, one per group: prompts, share of looping answers, then per shape the length with its interval."""
     shapes = list(tables)
@@ -165,9 +174,7 @@ def table_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "| group | prompts | looping | " + " | ".join(f"{shape}: all | without loops" for shape in shapes) + " |",
         "|" + "---|" * (3 + 2 * len(shapes)),
     ]
-    first = tables[shapes[0]]["groups"] if shapes else {}
-    for name in sorted(first):
-        row = first[name]
+    for name, row in groups_of(tables).items():
         prompts = row["all"]["prompts"]
         cells = [name, str(prompts), f"{row['loops']['prompts'] / prompts:.0%}"]
         for shape in shapes:
