@@ -92,11 +92,14 @@ def test_a_recipe_can_be_planned_and_has_blocks_for_a_verdict(path: Path) -> Non
     assert given.natural or synthetic
 
 
+GRAPHS = ("--max-cudagraph-capture-size=", "--compilation-config=")
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=_id)
 def test_arms_of_a_recipe_differ_in_their_speculation_and_graphs_only(path: Path) -> None:
     def rest(arm: Any) -> dict[str, Any]:
         fields = arm.model_dump(mode="json", exclude={"speculation"})
-        fields["flags"] = [flag for flag in fields["flags"] if not flag.startswith("--max-cudagraph-capture-size=")]
+        fields["flags"] = [flag for flag in fields["flags"] if not flag.startswith(GRAPHS)]
         return dict(fields)
 
     arms = list(recipe(path).arms.values())
@@ -136,14 +139,21 @@ def test_the_campaign_that_started_this_project_is_kept_and_the_chain_to_try_is_
 def test_graphs_of_vllm_arms_hold_as_many_requests_in_every_arm() -> None:
     """vLLM counts graphs in tokens: an arm that drafts K brings K + 1 of them for each request."""
     for path in RECIPES:
-        if path.parent.name in ("dynamic-schedule", "synthetic-acceptance"):  # all have those of the longest draft
+        if path.parent.name == "dynamic-schedule":  # all have those of the longest draft
             continue
-        requests = set()
+        requests: set[Any] = set()
         for arm in recipe(path).arms.values():
             if isinstance(arm, VllmArm):
-                (size,) = [int(f.partition("=")[2]) for f in arm.flags if f.startswith("--max-cudagraph-capture-size=")]
+                listed = path.parent.name == "synthetic-acceptance"
+                (given,) = [f.partition("=")[2] for f in arm.flags if f.startswith(GRAPHS[listed])]
                 depth = arm.speculation.depth if isinstance(arm.speculation, EngineSpeculation) else 0
-                requests.add(size / ((depth or 0) + 1))
+                tokens = (depth or 0) + 1
+                if listed:  # sizes, without drafts also those of prefills
+                    sizes = json.loads(given)["cudagraph_capture_sizes"]
+                    assert max(sizes) == 1024
+                    requests.add(tuple(size / tokens for size in sizes if size / tokens <= 256))
+                else:
+                    requests.add(int(given) / tokens)
         assert len(requests) <= 1, path
 
 
