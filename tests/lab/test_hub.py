@@ -341,6 +341,22 @@ def test_a_run_keeps_the_commit_and_whoever_resumes_it_gets_the_same_prompts(
         check_resumable(run, given, _schedule(given))
 
 
+def test_a_tuning_that_is_continued_keeps_the_commit_of_its_first_round(hub: Hub, use: Use, tmp_path: Path) -> None:
+    ngram = {"type": "embedded", "speculation": {"algorithm": "ngram", "num_steps": 3}}
+    arms = {"off": {"type": "embedded"}, "ngram": ngram}
+    given = with_files(asked(PARQUET).model_dump(), arms=arms, blocks=1, levels=[1])
+    (tmp_path / "c.yaml").write_text(given.model_dump_json())
+    command = ["tune", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out"), "--dry-run"]
+    fresh = invoke(*command)
+    assert (fresh.exit_code, OLD in fresh.stderr) == (0, True), fresh.output
+    files = read_data_files(given.workload.files)
+    schedule = build_schedule(given, load_suites(given, files), files)
+    RunDirectory.create(tmp_path / "out" / "round-1", given, "", prepare(given, schedule))
+    hub.main = NEW
+    again = invoke(*command)
+    assert (again.exit_code, OLD in again.stderr, NEW in again.stderr) == (0, True, False), again.output
+
+
 @pytest.mark.slow
 def test_a_resumed_run_asks_of_the_commit_that_it_was_begun_with(hub: Hub, use: Use, tmp_path: Path) -> None:
     file, out = tmp_path / "c.yaml", tmp_path / "run"
