@@ -264,7 +264,7 @@ def test_modules_that_must_run_without_torch_reach_none(path: Path) -> None:
 
 # Without torch
 
-_BLOCKED = {"torch", "transformers", "tokenizers", "safetensors", "gguf", "starlette", "uvicorn"}
+_BLOCKED = {"huggingface_hub", "torch", "transformers", "tokenizers", "safetensors", "gguf", "starlette", "uvicorn"}
 _BLOCK = f"""
 import importlib, pkgutil, sys
 

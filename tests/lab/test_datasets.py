@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -102,6 +104,61 @@ def test_what_is_asked_is_what_the_record_asks(tmp_path: Path) -> None:
     swe = only("swe-bench").messages
     assert [m["role"] for m in swe] == ["system", "user", "assistant", "user"]
     assert swe[2]["content"] == "sh(ls)"
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_parquet_gives_what_json_lines_give(tmp_path: Path, name: str) -> None:
+    other = {"unrelated": 1}  # in the second record only, so null in the first, which then has no such key
+    records = [RECORDS[name][0], {**RECORDS[name][0], "id": "second-1"}]
+    records[1] |= other if name != "prompts" else {}
+    if name != "prompts":  # ids of their own are of one type within a column
+        records = [{k: v for k, v in record.items() if k not in ("id", "task_id", "question_id")} for record in records]
+        records = [{**record, "question_id": f"q{n}"} for n, record in enumerate(records)]
+    write(tmp_path / "x.jsonl", records)
+    pq.write_table(pa.Table.from_pylist(records, _schema(records)), tmp_path / "x.parquet", row_group_size=1)
+    assert read_dataset(tmp_path / "x.parquet", name) == read_dataset(tmp_path / "x.jsonl", name)
+    assert len(read_dataset(tmp_path / "x.parquet", name, limit=1)) == 1
+
+
+def _schema(records: list[dict[str, Any]]) -> pa.Schema:
+    return pa.unify_schemas([pa.Table.from_pylist([record]).schema for record in records])
+
+
+def test_damaged_parquet_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.Table.from_pylist(RECORDS["gsm8k"] * 50), path)
+    whole = path.read_bytes()
+    for data in (whole[: len(whole) // 2], b"PAR1", whole[:20] + b"\0" * 40 + whole[60:]):
+        path.write_bytes(data)
+        with pytest.raises(PromptError, match=r"x\.parquet"):
+            read_dataset(path)
+    path.write_bytes(whole)
+    with pytest.raises(PromptError, match="is Parquet, which has no format csv"):
+        read_dataset(path, "csv")
+    with pytest.raises(PromptError, match="row 1: not a record of the format bfcl"):
+        read_dataset(path, "bfcl")
+
+
+def test_several_attempts_at_one_task_keep_apart(tmp_path: Path) -> None:
+    as_text = {**RECORDS["swe-bench"][0], "messages": json.dumps(RECORDS["swe-bench"][0]["messages"])}
+    found = read_dataset(write(tmp_path / "t.jsonl", [RECORDS["swe-bench"][0], as_text]))
+    assert [p.id for p in found] == ["t-repo__repo-1", "t-repo__repo-1-000002"]
+    assert found[0].messages == found[1].messages
+    with pytest.raises(PromptError, match="records 1 and 2 have the same id"):
+        read_dataset(write(tmp_path / "h.jsonl", RECORDS["humaneval"] * 2))
+
+
+def test_mt_bench_is_read_where_its_turns_are_called_prompt(tmp_path: Path) -> None:
+    record = {"prompt_id": 7, "category": "writing", "prompt": ["Compose a limerick.", "Shorten it."], "reference": []}
+    (prompt,) = read_dataset(write(tmp_path / "mt.jsonl", [record]))
+    assert (prompt.domain, prompt.messages[0]["content"]) == ("writing", "Compose a limerick.")
+
+
+def test_a_pointer_of_git_lfs_is_not_taken_for_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "test.parquet"
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 83920\n")
+    with pytest.raises(PromptError, match="a pointer of Git LFS and not the data: fetch it"):
+        read_dataset(path)
 
 
 def test_trajectories_of_steps_are_read_too(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from breakeven.lab.campaign import Campaign
+    from breakeven.lab.data_files import DataFile
     from breakeven.lab.engines import EngineArm
     from breakeven.lab.plan import Schedule
     from breakeven.lab.records import RunDirectory
@@ -124,7 +125,7 @@ def run(
         if out is None:
             _fail("--out is missing: give the directory that the run goes to")
         if file is not None:
-            campaign, text, schedule = _load(file)
+            campaign, text, schedule = _load(file, out)
             if RunDirectory.is_run(out) and not resume:
                 _fail(f"{out} already holds a run: continue it with --resume, or choose another directory")
             _execute(campaign, text, out, resume=resume, schedule=schedule)
@@ -195,19 +196,33 @@ def _show(summary: Summary, page: Path, format: Format) -> None:
         typer.echo(f"report: {page}")
 
 
-def _load(file: Path) -> tuple[Campaign, str, Schedule]:
+def _load(file: Path, run: Path | None = None) -> tuple[Campaign, str, Schedule]:
     from breakeven.lab.campaign_file import load_campaign
 
     loaded = load_campaign(file)
-    return loaded.campaign, loaded.text, _schedule(loaded.campaign)
+    return loaded.campaign, loaded.text, _schedule(loaded.campaign, run)
 
 
-def _schedule(campaign: Campaign) -> Schedule:
+def _schedule(campaign: Campaign, run: Path | None = None) -> Schedule:
+    """The campaign's schedule; with the data sets of the run in the directory `run`, if there is one."""
     from breakeven.lab.plan import build_schedule, load_suites
     from breakeven.lab.runner import check_requests
 
     check_requests(campaign)
-    return build_schedule(campaign, load_suites(campaign))
+    files = _data_files(campaign, run)
+    return build_schedule(campaign, load_suites(campaign, files), files)
+
+
+def _data_files(campaign: Campaign, run: Path | None) -> tuple[DataFile, ...]:
+    """The campaign's data sets, at the commits that a run was begun with; says what is fetched."""
+    from breakeven.lab.data_files import pins, read_data_files
+    from breakeven.lab.records import RunDirectory
+
+    files = campaign.workload.files
+    pinned = {}
+    if run is not None and RunDirectory.is_run(run) and any(file.hub is not None for file in files):
+        pinned = pins(RunDirectory.open(run).environment)
+    return read_data_files(files, pinned, lambda words: typer.echo(words, err=True))
 
 
 def _execute(campaign: Campaign, text: str, out: Path, *, resume: bool, schedule: Schedule | None = None) -> None:
@@ -215,7 +230,7 @@ def _execute(campaign: Campaign, text: str, out: Path, *, resume: bool, schedule
     from breakeven.lab.records import RunDirectory
     from breakeven.lab.runner import CampaignRunner, check_resumable, prepare
 
-    schedule = schedule or _schedule(campaign)
+    schedule = schedule or _schedule(campaign, out)
     if resume and RunDirectory.is_run(out):
         directory = RunDirectory.open(out)
         check_resumable(directory, campaign, schedule)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from breakeven.cli.lab import Exit, _close, _fail, _plain_errors, _report, _signals_interrupt
+from breakeven.cli.lab import Exit, _close, _data_files, _fail, _plain_errors, _report, _signals_interrupt
 
 if TYPE_CHECKING:
     from breakeven.lab.campaign import Campaign
@@ -45,7 +45,8 @@ def tune(
         campaign = load_campaign(file).campaign
         check_requests(campaign)
         space = search_space(campaign, tuned_arm(campaign, arm))
-        tuning = Tuning(campaign, space, out, typer.echo, _execute, sys.argv)
+        files = _data_files(campaign, out / "round-1")
+        tuning = Tuning(campaign, space, out, typer.echo, _execute, sys.argv, files=files)
         tuning.check()
         _print_plan(campaign, tuning)
         if dry_run:
@@ -81,7 +82,7 @@ def _print_plan(campaign: Campaign, tuning: Tuning) -> None:
     for step in plan:
         blocks = f"{step.blocks} block{'s' if step.blocks != 1 else ''}"
         typer.echo(f"  round {step.number}: {step.candidates} shapes in {blocks}, {step.keep} stay")
-    conditions = campaign.condition_names(load_suites(campaign))
+    conditions = campaign.condition_names(load_suites(campaign, tuning.files))
     per_launch = assumed_launch_s(campaign) + sum(
         assumed_cell_s(campaign, level, condition) for condition in conditions for level in campaign.levels
     )

@@ -20,6 +20,7 @@ from breakeven.lab.engines import LlamaCppArm, SglangArm, TrtLlmArm, VllmArm
 from breakeven.lab.section import Section, rows_as_tuples
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z")  # parts of file names
+_DATA_SET = re.compile(r"(?!datasets/)([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*\Z", re.ASCII)
 MAX_LEVEL = 10_000
 MAX_CELLS = 100_000
 MAX_WORDS = 1_000_000
@@ -267,9 +268,15 @@ ARM_TYPES: Mapping[str, type[Section]] = {
 
 
 class PromptFile(Section):
-    """A local file of a public data set, or of one's own: `datasets` knows the formats."""
+    """A file of a public data set, or of one's own: `datasets` knows the formats.
+
+    A local one by its `path`; with `hub`, `path` is that of a file in the data set at the Hugging Face hub, at
+    `revision`: a branch, a tag or a commit, `main` if left out.
+    """
 
     path: str = Field(min_length=1)
+    hub: str | None = None
+    revision: str | None = Field(default=None, min_length=1, max_length=200)
     format: str = "auto"
     domain: str | None = None
     limit: int | None = Field(default=None, ge=1)
@@ -287,6 +294,21 @@ class PromptFile(Section):
         if domain is not None and (not _NAME.match(domain) or domain == "all"):
             raise ValueError(f"{domain!r} must be 1 to 40 letters, digits, dots, dashes and underscores, and not 'all'")
         return domain
+
+    @field_validator("hub")
+    @classmethod
+    def _data_set(cls, name: str | None) -> str | None:
+        if name is not None and not _DATA_SET.match(name):
+            raise ValueError(f"{name!r} is not a data set's name at the hub: write OWNER/NAME, as in openai/gsm8k")
+        return name
+
+    @model_validator(mode="after")
+    def _within_the_data_set(self) -> Self:
+        if self.hub is None and self.revision is not None:
+            raise ValueError("revision is that of a data set at the hub: name it (hub: OWNER/NAME), or leave it out")
+        if self.hub is not None and ("\\" in self.path or not set(self.path.split("/")).isdisjoint(("", ".", ".."))):
+            raise ValueError(f"{self.path!r} must be the path of a file in the data set, such as data/test.parquet")
+        return self
 
 
 class Sessions(Section):

@@ -100,7 +100,10 @@ def _resolve_paths(campaign: Campaign, folder: Path) -> Campaign:
         return None if name is None else str((folder / Path(name).expanduser()).resolve())
 
     workload, arrivals, client = campaign.workload, campaign.arrivals, campaign.client
-    files = tuple(file.model_copy(update={"path": resolved(file.path)}) for file in workload.files)
+    files = tuple(
+        file if file.hub is not None else file.model_copy(update={"path": resolved(file.path)})
+        for file in workload.files
+    )
     workload = workload.model_copy(update={"prompts_file": resolved(workload.prompts_file), "files": files})
     if arrivals.trace is not None:
         arrivals = arrivals.model_copy(update={"trace": resolved(arrivals.trace)})

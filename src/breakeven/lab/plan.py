@@ -18,6 +18,8 @@ from typing import Any
 
 from breakeven.lab import lints
 from breakeven.lab.campaign import JOIN, SENTINEL, AttachArm, Campaign
+from breakeven.lab.data_files import DataFile, read_data_files
+from breakeven.lab.data_files import notes as notes_on_files
 from breakeven.lab.design import (
     CellPromptSelection,
     arm_orders,
@@ -33,7 +35,6 @@ from breakeven.lab.play import turns_in
 from breakeven.lab.records import CellKey
 from breakeven.lab.stats.power import smallest_detectable
 from breakeven.lab.workload.arrivals import schedule as arrival_times
-from breakeven.lab.workload.datasets import read_dataset
 from breakeven.lab.workload.prompt import Prompt, PromptError, Suite, make_suite
 from breakeven.lab.workload.suite import load_suite, read_prompts_file
 from breakeven.lab.workload.traces import Trace, read_trace
@@ -73,7 +74,8 @@ class PlannedLaunch:
 class Schedule:
     """Everything that will be measured, in order. `notes`: what the reader should know of it, in plain words.
 
-    `suites`: by domain, of which a condition's name is the first part.
+    `suites`: by domain, of which a condition's name is the first part. `files`: the data sets that they come from, if
+    any.
     """
 
     launches: tuple[PlannedLaunch, ...]
@@ -82,6 +84,7 @@ class Schedule:
     warmup: tuple[Prompt, ...]
     notes: tuple[str, ...]
     sha256: str
+    files: tuple[DataFile, ...] = ()
 
     def cells(self) -> Iterator[PlannedCell]:
         return itertools.chain.from_iterable(launch.cells for launch in self.launches)
@@ -90,10 +93,11 @@ class Schedule:
         return next(p for p in self.suites[condition.split(JOIN)[0]].prompts if p.id == prompt_id)
 
 
-def load_suites(campaign: Campaign) -> dict[str, Suite]:
-    """The prompts of each condition: shipped suites, or the domains of the campaign's own file.
+def load_suites(campaign: Campaign, files: Sequence[DataFile] | None = None) -> dict[str, Suite]:
+    """The prompts of each condition: shipped suites, or the domains of the campaign's own files.
 
-    Raises PromptError for a domain that has no prompts, or a file that cannot be used.
+    `files`: those of the workload where they have been read already (`read_data_files`). Raises PromptError for a
+    domain that has no prompts, or a file that cannot be used.
     """
     workload = campaign.workload
     of_domain: dict[str, list[Prompt]] = {}
@@ -102,9 +106,8 @@ def load_suites(campaign: Campaign) -> dict[str, Suite]:
         given: Iterable[Prompt] = read_prompts_file(source).prompts
     elif workload.files:
         source = ", ".join(file.path for file in workload.files)
-        given = itertools.chain.from_iterable(
-            read_dataset(file.path, file.format, file.domain, file.limit) for file in workload.files
-        )
+        read = read_data_files(workload.files) if files is None else files
+        given = itertools.chain.from_iterable(file.prompts for file in read)
     else:
         return {domain: load_suite(domain) for domain in workload.domains or ()}
     for prompt in given:
@@ -122,8 +125,8 @@ def load_suites(campaign: Campaign) -> dict[str, Suite]:
     return {domain: make_suite(domain, of_domain[domain]) for domain in wanted}
 
 
-def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
-    """Lays out blocks, launches and cells.
+def build_schedule(campaign: Campaign, suites: Mapping[str, Suite], files: Sequence[DataFile] = ()) -> Schedule:
+    """Lays out blocks, launches and cells. `files`: what the suites were read from, for the record.
 
     Conditions that differ by a factor alone (temperature, cache, arrivals) have the same prompts in the same block, so
     that the factor's effect is paired; their seeds are their own.
@@ -189,9 +192,10 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite]) -> Schedule:
             f"sessions: {len(turns)} prompts of several turns ({sum(turns) / len(turns):.1f} on average) are played "
             f"turn by turn; a level is a number of sessions in play, and requests are counted in sessions"
         )
+    notes += notes_on_files(files)
     notes += [*trap_sentences(campaign), *lints.thresholds(campaign), *lints.unlike_metrics(campaign)]
     sha256 = _hash(campaign, suites, launches, warmup, traces)
-    return Schedule(launches, conditions, dict(suites), warmup, tuple(notes), sha256)
+    return Schedule(launches, conditions, dict(suites), warmup, tuple(notes), sha256, tuple(files))
 
 
 def _traces(campaign: Campaign, conditions: Sequence[str]) -> dict[str, Trace]:

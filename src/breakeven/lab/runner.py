@@ -134,6 +134,8 @@ def prepare(
         }
         for name, suite in schedule.suites.items()
     }
+    if schedule.files:
+        found["files"] = [file.record() for file in schedule.files]
     return found
 
 

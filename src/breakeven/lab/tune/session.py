@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from breakeven.lab.analysis import analyse
 from breakeven.lab.arms import make_arm
 from breakeven.lab.campaign import Campaign, Tune
+from breakeven.lab.data_files import DataFile
 from breakeven.lab.plan import build_schedule, load_suites
 from breakeven.lab.policy.ranges import depth_at, probes, thresholds
 from breakeven.lab.records import RunDirectory
@@ -49,7 +50,10 @@ class Confirmation:
 
 @dataclass(slots=True)
 class Tuning:
-    """One tuning in one directory. `say` is told what happens, in plain words; `execute` runs a stage."""
+    """One tuning in one directory. `say` is told what happens, in plain words; `execute` runs a stage.
+
+    `files`: the data sets of the workload where they have been read already, so that all stages ask of one commit.
+    """
 
     campaign: Campaign
     space: Space
@@ -58,6 +62,7 @@ class Tuning:
     execute: Execute
     invocation: Sequence[str] = ()
     arm_factory: ArmFactory = make_arm
+    files: tuple[DataFile, ...] | None = None
 
     @property
     def plan(self) -> tuple[Round, ...]:
@@ -84,7 +89,7 @@ class Tuning:
 
     def check(self) -> None:
         """Can every stage be laid out with its half of the prompts? TuneError if not, before anything is measured."""
-        halved = halves(self.campaign, load_suites(self.campaign))
+        halved = halves(self.campaign, load_suites(self.campaign, self.files))
         arms = {candidate.name: candidate.config for candidate in self.space.candidates[:1]}
         stages = (
             search_campaign(self.campaign, 1, arms, 1),
@@ -102,7 +107,7 @@ class Tuning:
     def search(self) -> Proposal:
         """All rounds. What stays in each follows from all blocks measured so far."""
         self.check()
-        search_suites, _ = halves(self.campaign, load_suites(self.campaign))
+        search_suites, _ = halves(self.campaign, load_suites(self.campaign, self.files))
         left = list(self.space.candidates)
         gains: dict[str, dict[int, list[float]]] = {c.name: {n: [] for n in self.campaign.levels} for c in left}
         levels = sorted(self.campaign.levels)
@@ -156,7 +161,7 @@ class Tuning:
         return Confirmation(arms, edges, (note + (f", at {told} streams too" if told else ""),))
 
     def _confirm(self, proposal: Proposal, confirmation: Confirmation) -> RunDirectory:
-        _, suites = halves(self.campaign, load_suites(self.campaign))
+        _, suites = halves(self.campaign, load_suites(self.campaign, self.files))
         stage = confirm_campaign(self.campaign, confirmation.arms, confirmation.levels)
         blocks = sum(step.blocks for step in self.plan)
         return self._stage(
@@ -183,7 +188,7 @@ class Tuning:
     ) -> RunDirectory:
         """One stage to its end, from where it stands."""
         path = self.directory / name
-        schedule = build_schedule(campaign, suites)
+        schedule = build_schedule(campaign, suites, self.files or ())
         if RunDirectory.is_run(path):
             run = RunDirectory.open(path)
             check_resumable(run, campaign, schedule)

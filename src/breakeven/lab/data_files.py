@@ -1,0 +1,130 @@
+"""The campaign's files of data sets: found, here or at the hub, read, and described so that they can be found again.
+
+A revision that moves, such as the branch `main`, is resolved when a run begins; the commit goes into its record, and
+whoever resumes the run gets that commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from breakeven.lab.campaign import PromptFile
+from breakeven.lab.workload import hub
+from breakeven.lab.workload.datasets import Reading, read_records
+from breakeven.lab.workload.prompt import Prompt, PromptError
+
+Asked = tuple[str, str, str]  # data set, path and revision, as the campaign has them
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What a run was begun with. `sha256`: of the file's bytes, hexadecimal."""
+
+    commit: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file that was read. `commit`: of the hub's data set, None for a local file. `sha256`: of the file's bytes."""
+
+    asked: PromptFile
+    commit: str | None
+    sha256: str
+    size_bytes: int
+    reading: Reading
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return self.reading.prompts
+
+    def record(self) -> dict[str, Any]:
+        """As `environment.json` holds it."""
+        asked = self.asked
+        source = {"hub": asked.hub, "path": asked.path, "revision": _revision(asked), "commit": self.commit}
+        return {
+            **(source if asked.hub is not None else {"path": asked.path}),
+            "sha256": self.sha256,
+            "size": self.size_bytes,
+            "prompts": len(self.prompts),
+            "placeholders": self.reading.placeholders,
+        }
+
+    def note(self) -> str | None:
+        """What a reader of the results must know of it."""
+        left_out = self.reading.placeholders
+        if not left_out:
+            return None
+        return (
+            f"{_name(self.asked)}: {left_out} records hold a placeholder instead of their text and are left out; this "
+            f"is not the whole data set, whose own tool must be run to complete it"
+        )
+
+
+def read_data_files(
+    files: Iterable[PromptFile],
+    pinned: Mapping[Asked, Pin] | None = None,
+    say: Callable[[str], None] = lambda words: None,
+) -> tuple[DataFile, ...]:
+    """All files, in their order. `pinned`: the commits of an earlier start. `say` is told what is fetched.
+
+    PromptError for a file that cannot be had or read, or that differs from the pinned one.
+    """
+    return tuple(_read(file, pinned or {}, say) for file in files)
+
+
+def pins(environment: Mapping[str, Any]) -> dict[Asked, Pin]:
+    """The commits in a run's `environment.json`, by what the campaign asked for."""
+    found = {}
+    for entry in environment.get("files") or ():
+        if entry.get("hub") is not None:
+            key = (str(entry["hub"]), str(entry["path"]), str(entry["revision"]))
+            found[key] = Pin(str(entry["commit"]), str(entry["sha256"]))
+    return found
+
+
+def notes(files: Sequence[DataFile]) -> list[str]:
+    """What a reader must know of the files, in plain words."""
+    return [note for note in (file.note() for file in files) if note is not None]
+
+
+def _read(file: PromptFile, pinned: Mapping[Asked, Pin], say: Callable[[str], None]) -> DataFile:
+    commit, pin, path = None, None, Path(file.path)
+    if file.hub is not None:
+        pin = pinned.get((file.hub, file.path, _revision(file)))
+        held = hub.fetch(file.hub, file.path, pin.commit if pin else file.revision, say)
+        path, commit = held.path, held.commit
+    # Prompts first: a path that cannot be read gets the reader's message.
+    reading = read_records(path, file.format, file.domain, file.limit, data_set=_data_set(file))
+    sha256, size = _digest(path)
+    if pin is not None and pin.sha256 != sha256:
+        raise PromptError(
+            f"{_name(file)}: the file in the cache ({path}) is not the one that the run was begun with: its SHA-256 is "
+            f"{sha256}, that of the run {pin.sha256}. Delete it there, so that it is fetched again"
+        )
+    return DataFile(file, commit, sha256, size, reading)
+
+
+def _digest(path: Path) -> tuple[str, int]:
+    try:
+        with path.open("rb") as source:
+            return hashlib.file_digest(source, "sha256").hexdigest(), path.stat().st_size
+    except OSError as problem:
+        raise PromptError(f"{path}: cannot be read: {problem.strerror or problem}") from None
+
+
+def _revision(file: PromptFile) -> str:
+    return file.revision or hub.DEFAULT_REVISION
+
+
+def _data_set(file: PromptFile) -> str | None:
+    """The data set's name without its owner's."""
+    return None if file.hub is None else file.hub.rpartition("/")[2]
+
+
+def _name(file: PromptFile) -> str:
+    return file.path if file.hub is None else f"{file.hub}, {file.path}"
