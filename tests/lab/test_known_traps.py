@@ -261,3 +261,11 @@ def test_synthetic_acceptance_gets_no_verdict_in_plan_journal_or_report(tmp_path
     assert words.outlook(summary, "set") == ""
     assert all("set" not in choice.reason and choice.arm != "set" for choice in policy.choices(summary))
     assert "synthetic" in summary.break_even["set"].note
+
+
+def test_a_server_without_a_prefix_cache_is_not_asked_for_its_hits() -> None:
+    bare = {"type": "vllm", "model": "/m", "flags": ["--no-enable-prefix-caching"]}
+    made = synthetic.campaign(arms={"off": bare, "cached": {**bare, "flags": []}}, workload={"domains": ("coding",)})
+    lints = [lint.message for lint in summarise(made, {}, synthetic.cells(made, synthetic.by_level())).lints]
+    told = [message for message in lints if "does not report hits of its prefix cache" in message]
+    assert [message.partition(" ")[0] for message in told] == ["cached"]

@@ -236,6 +236,14 @@ def test_tokens_counted_behind_eos_are_noticed() -> None:
     assert any("over-counted" in note for note in m.notes)
 
 
+def test_a_last_round_that_was_cut_at_the_longest_answer_is_not_counted_as_behind_eos() -> None:
+    """A round of three drafts may bring two tokens more than fit, and three at most."""
+    cut = request([(1, 23)], finish_reason="length")
+    assert not any("over-counted" in note for note in cell([cut], counters=COUNTERS).notes)
+    short = request([(1, 20)], finish_reason="length")
+    assert any("over-counted" in note for note in cell([short], counters=COUNTERS).notes)
+
+
 def test_acceptance_is_not_valid_with_eos_ignored_or_in_loops() -> None:
     assert not cell([request([(1, 26)])], counters=COUNTERS, natural=False).acceptance.valid
     assert not cell([request([(1, 26)], text="again and " * 100)], counters=COUNTERS).acceptance.valid

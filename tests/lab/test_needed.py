@@ -174,6 +174,7 @@ def test_synthetic_arms_get_no_verdict_and_no_place_in_a_policy(summary: Summary
     assert pretended
     assert {c.verdict for c in pretended} == {"undecided"}
     assert all(c.explanation.startswith("No verdict") and c.p_value is None for c in pretended)
+    assert {row.arm for row in summary.agreement} == {"real"}  # their texts mean nothing
     found = decide(summary)
     assert {choice.arm for choice in found.choices} == {"real", "off"}
     assert any("al-2 is left out: its acceptance is synthetic" in note for note in found.notes)
@@ -186,6 +187,8 @@ def test_only_synthetic_arms_give_no_policy() -> None:
     summary = summarise(made, {}, cells(made, synthetic.by_level()))
     with pytest.raises(PolicyError, match="synthetic"):
         decide(summary)
+    assert summary.multiplicity is not None
+    assert summary.multiplicity.statement.startswith("Acceptance is synthetic in every comparison")
 
 
 def test_the_report_shows_it_beside_what_real_drafters_reached(summary: Summary) -> None:

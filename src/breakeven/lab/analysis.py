@@ -529,9 +529,14 @@ def _pairs(campaign: Campaign, valid: Mapping[CellKey, ReducedCell]) -> dict[Cel
 def _agreements(
     campaign: Campaign, pretending: _Pretending, conditions: Sequence[str], valid: Mapping[CellKey, ReducedCell]
 ) -> list[AgreementSummary]:
-    rows = []
+    """Whose texts are their own only: those of synthetic acceptance mean nothing."""
+    rows: list[AgreementSummary] = []
+    if campaign.baseline in pretending:
+        return rows
     by_cell = _pairs(campaign, valid)
     for arm in _arms(campaign):
+        if arm in pretending:
+            continue
         for condition in (ALL, *conditions):
             for level in (None, *sorted(campaign.levels)):
                 cells = members(arm, condition, level, conditions, valid)
@@ -559,8 +564,7 @@ def _agreements(
                         expected=all(
                             campaign.setting(name).sampling.temperature == 0
                             for name in (conditions if condition == ALL else (condition,))
-                        )
-                        and not {arm, campaign.baseline} & set(pretending),
+                        ),
                     )
                 )
     return rows

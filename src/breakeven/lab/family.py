@@ -55,10 +55,12 @@ def describe_family(campaign: Campaign, comparisons: Sequence[Comparison]) -> Mu
     alpha = 1 - campaign.confidence
     family = [c for c in comparisons if c.primary and c.p_adjusted is not None]
     if not family:
+        conditions_only = bool(comparisons) and all(c.synthetic for c in comparisons)
         return Multiplicity(
             primary_metric=campaign.primary_metric, tests=0, significant=0, blocks=0, smallest_sign_flip_p=None,
             blocks_for_max_t=None, blocks_for_holm=None,
-            statement="No comparison has two valid blocks, so there is no p-value to adjust.",
+            statement="Acceptance is synthetic in every comparison: conditions have no p-values." if conditions_only
+            else "No comparison has two valid blocks, so there is no p-value to adjust.",
         )  # fmt: skip
     blocks = min(c.blocks for c in family)
     significant = sum((c.p_adjusted or 0.0) <= alpha for c in family)

@@ -188,9 +188,14 @@ def _by_arm(campaign: Campaign, cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     return found
 
 
+_NO_CACHE = {"--no-enable-prefix-caching", "--disable-radix-cache"}  # of vLLM and SGLang
+
+
 def unseen_cache(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[Lint]:
-    """A server that does not report its prefix cache's hits could be warm without anybody noticing."""
+    """A server that does not report its prefix cache's hits could be warm without anybody noticing, if it has one."""
     for name, own in _by_arm(campaign, cells).items():
+        if _NO_CACHE & set(getattr(campaign.arms.get(name), "flags", ())):
+            continue
         blind = [c for c in own if c.metrics.cached_share.value is None]
         if own and len(blind) == len(own):
             how = "resets" if own[0].record.extra.get("cache") == "reset" else "salts"

@@ -488,7 +488,9 @@ class Summary(_Model):
     break_even_by_condition: list[ConditionBreakEven] = Field(description="the same for each prompt domain")
     levels: list[LevelSummary] = Field(description="every arm × condition × level with a valid block")
     acceptance: list[AcceptanceSummary] = Field(description="arms that draft; empty if no server reports it")
-    agreement: list[AgreementSummary] = Field(description="identical texts, arm against baseline")
+    agreement: list[AgreementSummary] = Field(
+        description="identical texts, arm against baseline; none for synthetic acceptance, whose texts mean nothing"
+    )
     distributions: list[DistributionSummary] = Field(description="TTFT and latency over requests")
     noise: list[Noise] = Field(description="scatter between launches")
     invalid: list[InvalidCell] = Field(description="cells that do not count, and why")
