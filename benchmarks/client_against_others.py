@@ -28,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,7 +43,7 @@ from breakeven.lab.mock import MockProcess
 BURSTS = (250, 1000)
 RATES = (4_000, 6_000, 8_000, 10_000, 12_500, 15_000, 20_000, 25_000, 30_000, 40_000, 60_000, 80_000, 100_000, 120_000)
 CHUNKS = BURST_SCRIPT.chunks
-FIRST_TRY = {"breakeven": 100_000, "vllm bench serve": 20_000, "AIPerf": 12_500}  # where a ladder is entered
+FIRST_TRY = {"breakeven": 80_000, "vllm bench serve": 15_000, "AIPerf": 4_000}  # where a ladder is entered
 TIMEOUT_S = 120
 
 
@@ -73,6 +74,7 @@ class Row:
     server_late_ms: float  # mean true TTFT minus the planned one
     server_gap_error: float  # mean absolute error of a true gap against the planned one, as a share of it
     cpu_s: float  # of the client's processes, start and end included
+    load_cpu_s: float  # of the same from the first request that the server saw to the last chunk that it sent
     own_cpu: Mapping[str, float]
 
     @property
@@ -161,9 +163,19 @@ def next_rate(tried: Mapping[int, bool], count: int, start: int) -> int | None:
 
 
 def compare(
-    client: str, number: int, requests: int, rate: float, reported: Reported, truth: Sequence[Any], cpu_s: float
+    client: str,
+    number: int,
+    requests: int,
+    rate: float,
+    reported: Reported,
+    truth: Sequence[Any],
+    cpu_s: float,
+    samples: Sequence[tuple[int, float]],
 ) -> Row:
-    """What a client reports against what the mock sent. ValueError if no request can be told apart."""
+    """What a client reports against what the mock sent. `samples`: (ns, seconds of CPU until then), in order.
+
+    ValueError if no request can be told apart.
+    """
     by_id = {name: record for record in truth if (name := record["user"] or record["request_id"]) in reported.ttft}
     # vLLM also times the event that ends an answer, which has no text and is sent with the last chunk: that gap is cut.
     whole = {n: r for n, r in by_id.items() if 0 <= len(reported.gaps[n]) - len(r["chunk_ns"]) + 1 <= 1}
@@ -194,12 +206,21 @@ def compare(
         server_late_ms=float(true_ttft.mean()) - BURST_SCRIPT.first_chunk_s * 1e3,
         server_gap_error=float(np.abs(true_gaps - planned_gap).mean() / planned_gap),
         cpu_s=cpu_s,
+        load_cpu_s=cpu_between(samples, min(r["received_ns"] for r in truth), int(sent.max())),
         own_cpu=reported.cpu,
     )
 
 
+def cpu_between(samples: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
+    """Seconds of CPU used between two moments, by straight lines between samples."""
+    times, used = zip(*samples, strict=True)
+    # From the first sample on, since doubles do not hold nanoseconds since 1970.
+    first, last = np.interp([begin_ns - times[0], end_ns - times[0]], [t - times[0] for t in times], used)
+    return float(last - first)
+
+
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """One client's medians over rounds. CPU per event: of the two bursts' difference, so that the start cancels."""
+    """One client's medians over rounds. CPU per event: of the smallest burst, with the parsing afterwards for ours."""
     found: dict[str, Any] = {"bursts": {}}
     by_round: dict[int, list[Row]] = {}
     for row in rows:
@@ -216,13 +237,14 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         paced = [r for r in its if r.requested_per_s]
         if paced:
             best.append(max((r.achieved_per_s for r in paced if sustained(r)), default=0.0))
-        bursts = sorted((r for r in its if not r.requested_per_s), key=lambda r: r.requests)
-        if len(bursts) > 1:
-            few, many = bursts[0], bursts[-1]
-            events = (many.requests - few.requests) * CHUNKS
-            cpu.append((many.cpu_s - few.cpu_s) / events * 1e6)
-            if many.own_cpu:
-                parsing.append(many.own_cpu["parsing"] / (many.requests * CHUNKS) * 1e6)
+        bursts = [r for r in its if not r.requested_per_s]
+        if bursts:
+            few = min(bursts, key=lambda r: r.requests)
+            events = few.requests * CHUNKS
+            after = few.own_cpu.get("parsing", 0.0)
+            cpu.append((few.load_cpu_s + after) / events * 1e6)
+            if few.own_cpu:
+                parsing.append(after / events * 1e6)
     found["sustained_per_s"] = statistics.median(best) if best else None
     found["sustained_range"] = [min(best), max(best)] if best else None
     found["cpu_us_per_event"] = statistics.median(cpu) if cpu else None
@@ -266,6 +288,40 @@ def play(job: Mapping[str, Any]) -> None:
     Path(job["file"]).write_text(json.dumps(found))
 
 
+class CpuSampler(threading.Thread):
+    """Notes how much CPU the processes of a session have used, 20 times a second. Linux.
+
+    The usage of a program as a whole is mostly its imports, whose time varies by more than a load costs.
+    """
+
+    def __init__(self, session: int) -> None:
+        super().__init__(daemon=True)
+        self.samples: list[tuple[int, float]] = []
+        self._session = session
+        self._used: dict[str, int] = {}  # ticks, by process; one that has ended keeps what it had
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        count = 0
+        while not self._over.is_set():
+            # Looking through all processes takes a millisecond or two: not every time.
+            for pid in [p for p in os.listdir("/proc") if p.isdigit()] if count % 10 == 0 else list(self._used):
+                try:
+                    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                except OSError:  # ended meanwhile
+                    continue
+                if int(fields[3]) == self._session:
+                    self._used[pid] = int(fields[11]) + int(fields[12])
+            self.samples.append((time.time_ns(), sum(self._used.values()) / os.sysconf("SC_CLK_TCK")))
+            count += 1
+            self._over.wait(0.05)
+
+    def finish(self) -> Sequence[tuple[int, float]]:
+        self._over.set()
+        self.join()
+        return self.samples
+
+
 class Contest:
     """The mock on one core, and clients that are started on another, one at a time."""
 
@@ -288,18 +344,22 @@ class Contest:
                 command, stdout=output, stderr=output, env=os.environ | environment, start_new_session=True,
                 preexec_fn=lambda: os.sched_setaffinity(0, {self._core}),
             )  # fmt: skip
+            sampler = CpuSampler(process.pid)
+            sampler.start()
             try:
                 status = process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 raise RuntimeError(f"{client} took longer than {TIMEOUT_S} s") from None
+            finally:
+                samples = sampler.finish()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if status != 0:
             raise RuntimeError(f"{client} ended with status {status}: {log.read_text(errors='replace')[-2000:]}")
         cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         truth = [r for r in self._mock.truth()["requests"] if len(r["chunk_ns"]) == CHUNKS]
-        row = compare(client, number, requests, rate, self._reported(client, folder), truth, cpu_s)
+        row = compare(client, number, requests, rate, self._reported(client, folder), truth, cpu_s, samples)
         self.rows.append(row)
         return row
 
@@ -352,7 +412,7 @@ def show(row: Row) -> None:
         f"gap {100 * row.gap_error:5.1f}%, p99 {row.gap_p99_ms:6.1f} (true {row.gap_p99_true_ms:5.1f})",
         f"streams {row.reached}, missing {row.missing}, sent {row.achieved_per_s:,.0f}/s",
         f"server late {row.server_late_ms:.2f} ms, {100 * row.server_gap_error:.1f}%",
-        f"CPU {row.cpu_s:.1f} s",
+        f"CPU {row.load_cpu_s:.2f} of {row.cpu_s:.1f} s",
     )
     print(", ".join(parts) + (", sustained" if row.requested_per_s and row.sustained else ""), flush=True)
 
