@@ -49,6 +49,15 @@ def ask(url: str, count: int = 1, route: str = "/v1/completions", **body: Any) -
     return [parse_exchange(e) for e in run_closed_loop(Endpoint(url + route), requests, count, timeout_s=5).exchanges]
 
 
+def test_a_request_is_told_apart_by_the_id_in_its_header_or_its_body() -> None:
+    with mock() as server:
+        ask(server.url)
+        asked = Request(server.url + "/v1/completions", b'{"prompt": "x"}', {"X-Request-ID": "bench-7"}, method="POST")
+        urlopen(asked, timeout=5).close()
+        truth = server.truth()["requests"]
+    assert [(r["user"], r["request_id"]) for r in truth] == [("r0", None), (None, "bench-7")]
+
+
 def test_chunks_go_out_when_they_are_due_and_never_before() -> None:
     with mock() as server:
         ask(server.url, 3)

@@ -52,15 +52,25 @@ class _Connection:
 class _Response:
     """One streamed or whole answer under way, and afterwards its record."""
 
-    __slots__ = ("connection", "next_write", "number", "opening", "path", "plan", "received_ns", "times", "user")
+    __slots__ = (
+        "connection", "next_write", "number", "opening", "path", "plan", "received_ns", "request_id", "times", "user",
+    )  # fmt: skip
 
     def __init__(
-        self, connection: _Connection | None, number: int, path: str, user: str | None, received_ns: int, plan: Plan
+        self,
+        connection: _Connection | None,
+        number: int,
+        path: str,
+        user: str | None,
+        request_id: str | None,
+        received_ns: int,
+        plan: Plan,
     ) -> None:
         self.connection = connection
         self.number = number
         self.path = path
         self.user = user
+        self.request_id = request_id
         self.received_ns = received_ns
         self.plan = plan
         self.next_write = 0
@@ -73,6 +83,7 @@ class _Response:
             "number": self.number,
             "path": self.path,
             "user": self.user,
+            "request_id": self.request_id,
             "received_ns": self.received_ns,
             "chunk_ns": [t for t, _ in sent],
             "tokens": [n for _, n in sent],
@@ -85,7 +96,8 @@ class MockServer:
 
     Beside the completion routes, /health, /v1/models, /metrics, /version, /reset_prefix_cache and /tokenize:
 
-    - GET /mock/truth: what was sent when, per request; POST /mock/forget clears it
+    - GET /mock/truth: what was sent when, per request (`user` from the body, `request_id` from X-Request-ID);
+      POST /mock/forget clears it
     - POST /mock/script: another script, for the requests that come from now on
     - POST /mock/counters: sets speculation counters ({"num_drafts": 10, "accepted_pos_0": 7, …})
     """
@@ -323,7 +335,7 @@ class MockServer:
             method, path, *_ = [*first.split(), "", ""]
             path = path.partition("?")[0]
             if method == "POST" and path in ("/v1/completions", "/v1/chat/completions"):
-                self._completion(connection, path, body, received_ns)
+                self._completion(connection, path, body, headers.get("x-request-id"), received_ns)
                 continue
             route = self._routes.get((method, path))
             if route is None:
@@ -381,7 +393,9 @@ class MockServer:
 
     # Routes
 
-    def _completion(self, connection: _Connection, path: str, body: bytes, received_ns: int) -> None:
+    def _completion(
+        self, connection: _Connection, path: str, body: bytes, request_id: str | None, received_ns: int
+    ) -> None:
         try:
             asked = json.loads(body)
             if not isinstance(asked, dict):
@@ -404,7 +418,8 @@ class MockServer:
                 (shape, faulty), build_plan(played, shape)
             )
         user = asked.get("user")
-        response = _Response(connection, number, path, user if isinstance(user, str) else None, received_ns, plan)
+        user = user if isinstance(user, str) else None
+        response = _Response(connection, number, path, user, request_id, received_ns, plan)
         self._records.append(response)
         connection.response = response
         self._streaming += 1
