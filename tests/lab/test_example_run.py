@@ -11,16 +11,24 @@ from breakeven.lab.analysis import analyse
 from breakeven.lab.records import RunDirectory
 from breakeven.lab.report import write_reports
 
-EXAMPLE = Path(__file__).parents[2] / "examples/smollm2-2-cores"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize(("archive", "prefix"), [("run.tar.gz", ""), ("aa-run.tar.gz", "aa-")])
-def test_the_examples_report_comes_from_its_data(tmp_path: Path, archive: str, prefix: str) -> None:
-    with tarfile.open(EXAMPLE / archive) as packed:
+@pytest.mark.parametrize(
+    ("example", "archive", "prefix"),
+    [
+        ("smollm2-2-cores", "run.tar.gz", ""),
+        ("smollm2-2-cores", "aa-run.tar.gz", "aa-"),
+        ("synthetic-acceptance", "run.tar.gz", ""),
+    ],
+)
+def test_the_examples_report_comes_from_its_data(tmp_path: Path, example: str, archive: str, prefix: str) -> None:
+    folder = EXAMPLES / example
+    with tarfile.open(folder / archive) as packed:
         packed.extractall(tmp_path, filter="data")
     run = RunDirectory.open(tmp_path)
     write_reports(run, analyse(run))
-    assert (tmp_path / "report.md").read_bytes() == (EXAMPLE / f"{prefix}report.md").read_bytes()
-    page = EXAMPLE / f"{prefix}report.html"
+    assert (tmp_path / "report.md").read_bytes() == (folder / f"{prefix}report.md").read_bytes()
+    page = folder / f"{prefix}report.html"
     if page.is_file():
         assert (tmp_path / "report.html").read_bytes() == page.read_bytes()

@@ -14,6 +14,7 @@ from synthetic import campaign, cells
 
 from breakeven.lab.analysis import summarise
 from breakeven.lab.policy import PolicyError, decide
+from breakeven.lab.report import policy
 from breakeven.lab.report.html import page
 from breakeven.lab.report.markdown import markdown
 from breakeven.lab.report.words import needed_rows
@@ -189,6 +190,28 @@ def test_only_synthetic_arms_give_no_policy() -> None:
         decide(summary)
     assert summary.multiplicity is not None
     assert summary.multiplicity.statement.startswith("Acceptance is synthetic in every comparison")
+
+
+def test_a_campaign_of_conditions_alone_is_headed_by_the_acceptance_that_it_takes(summary: Summary) -> None:
+    kept = ("off", "al-2", "al-2.5", "al-3")
+    arms = [arm for arm in summary.campaign.arms if arm.name in kept]
+    curve = [row for row in summary.needed_acceptance if len(row.arms) == 3]
+    comparisons = [c for c in summary.comparisons if c.arm in kept]
+    alone = summary.model_copy(
+        update={
+            "campaign": summary.campaign.model_copy(update={"arms": arms}),
+            "needed_acceptance": curve,
+            "comparisons": comparisons,
+        }
+    )
+    assert policy.choices(alone) == []
+    told = policy.sentence(alone, [])
+    at_two = next(row for row in needed_rows(alone) if row.level == 2)
+    assert f"at 2 streams a drafter needs {at_two.length} tokens a round ({at_two.interval})" in told
+    assert "at 1 stream below 2, the shortest measured" in told
+    assert "at 10 streams above 3" in told
+    assert policy.deployable(alone).why_not.startswith("synthetic acceptance")
+    assert policy.sentence(summary, policy.choices(summary)).startswith(("Run ", "No policy"))
 
 
 def test_the_report_shows_it_beside_what_real_drafters_reached(summary: Summary) -> None:

@@ -30,7 +30,10 @@ class Choice:
 
 
 def choices(summary: Summary) -> list[Choice]:
-    """One for each level, by rising level. A level without any comparison keeps the baseline, undecided."""
+    """One for each level, by rising level. A level without any comparison keeps the baseline, undecided. None at all
+    where every acceptance is synthetic: such a campaign asks what a drafter would need, not what to run."""
+    if only_conditions(summary):
+        return []
     baseline, metric = summary.campaign.baseline, primary_metric(summary)
     rows = {(c.arm, c.condition, c.level): c for c in summary.comparisons if c.metric == metric and not c.synthetic}
     found = []
@@ -67,8 +70,32 @@ def primary_metric(summary: Summary) -> str:
     return str(summary.campaign.resolved.get("primary_metric", "throughput"))
 
 
+def only_conditions(summary: Summary) -> bool:
+    """Every arm but the baseline accepts drafts by lot."""
+    others = [arm for arm in summary.campaign.arms if arm.name != summary.campaign.baseline]
+    return bool(others) and all(arm.pretends for arm in others)
+
+
+def needed(summary: Summary) -> str:
+    """What takes the policy's place where acceptance is synthetic: the length that breaks even, level by level."""
+    if len({tuple(row.arms) for row in summary.needed_acceptance}) != 1:
+        return "Conditions, not results: they give no policy."
+    rows = words.needed_rows(summary)
+    parts = [
+        f"at {words.streams([row.level])} a drafter needs {row.length} tokens a round ({row.interval})"
+        for row in rows
+        if row.length != words.UNKNOWN
+    ]
+    for note in dict.fromkeys(row.note for row in rows if row.length == words.UNKNOWN):
+        levels = [row.level for row in rows if row.length == words.UNKNOWN and row.note == note]
+        parts.append(f"at {words.streams(levels)} {note or 'nothing is known'}")
+    return f"To break even, {'; '.join(parts)}."
+
+
 def sentence(summary: Summary, found: Sequence[Choice]) -> str:
     """The policy in one or two sentences."""
+    if only_conditions(summary):
+        return needed(summary)
     if not any(c.decided for c in found):
         why = "single runs decide nothing" if words.imported(summary) else "no level is decided yet"
         return f"No policy: {why}. Until then {summary.campaign.baseline} is the safe choice."
@@ -118,6 +145,8 @@ class Deployable:
 
 def deployable(summary: Summary) -> Deployable:
     """The schedule that the verdicts support, in the terms of the engine that was measured."""
+    if only_conditions(summary):
+        return Deployable("", "", "", (), "synthetic acceptance is a condition, not a result")
     try:
         found = decide(summary)
     except PolicyError as problem:

@@ -12,6 +12,7 @@ from breakeven.lab.verdict import Verdict
 
 _MANY_BLOCKS = 200  # beyond, the number says only: not in practice
 SIGNS: Mapping[Verdict, str] = {"pays": "▲", "hurts": "▼", "equivalent": "≈", "undecided": "~"}
+UNKNOWN = "–"
 METRIC_WORDS = {"throughput": "throughput", "ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
@@ -357,10 +358,10 @@ def needed_rows(summary: Summary) -> list[NeededRow]:
         rows.append(
             NeededRow(
                 level=row.level,
-                length="–" if row.length is None else f"{row.length:.2f}",
+                length=UNKNOWN if row.length is None else f"{row.length:.2f}",
                 interval=_between(row.ci_low, row.ci_high, both_open),
                 bootstrap=_between(row.bootstrap_low, row.bootstrap_high, both_open),
-                reached=", ".join(reached) or "–",
+                reached=", ".join(reached) or UNKNOWN,
                 arms=joined(row.arms),
                 blocks=row.blocks,
                 note=row.note,
@@ -375,4 +376,4 @@ def _between(low: float | None, high: float | None, both_open: bool) -> str:
         return f"{low:.2f} to {high:.2f}"
     if high is not None:
         return f"below {high:.2f}"
-    return f"above {low:.2f}" if low is not None else "not bounded" if both_open else "–"
+    return f"above {low:.2f}" if low is not None else "not bounded" if both_open else UNKNOWN
