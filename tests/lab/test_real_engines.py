@@ -201,12 +201,16 @@ def test_llamacpp_runs_a_campaign_off_ngram_and_eagle3(tmp_path: Path) -> None:
     arms = {
         "off": arm("llamacpp"),
         "ngram": arm("llamacpp", {"method": "ngram", "num_steps": 3, "ngram_max": 3}),
-        "eagle3": arm("llamacpp", eagle3("llamacpp")),
+        "eagle3": arm("llamacpp", eagle3("llamacpp"), flags=("--no-spec-draft-backend-sampling",)),
+        "default": arm("llamacpp", eagle3("llamacpp")),
     }
     run, _ = execute(tmp_path / "run", small(arms))
     lengths = check(analyse(run), run, arms)
     print(json.dumps(lengths, indent=1))
     assert lengths["eagle3 at 1"] > 1.5
+    # The trap: the same drafts for one stream, and far worse ones for several, where the backend samples them.
+    assert lengths["default at 1"] == lengths["eagle3 at 1"]
+    assert lengths["default at 4"] < 0.8 * lengths["eagle3 at 4"]
     assert {record.extra["cache"] for record in run.read_cells()} == {"salted"}
 
 
@@ -341,7 +345,7 @@ def test_a_campaign_that_stopped_at_its_engines_death_is_finished_by_resuming(en
     assert outcome.measured == 1
     ((cell, reasons),) = outcome.invalid.items()
     assert reasons[0].startswith("the server ended during the cell: ")
-    assert "died" in reasons[0] if engine == "vllm" else "killed by SIGKILL" in reasons[0]
+    assert ("died unexpectedly" if engine == "vllm" else "killed by SIGKILL") in reasons[0]
     nothing_is_left(run)
     assert resumed(path) == 1  # a cell is invalid
     is_whole(run, (cell,))
@@ -400,7 +404,7 @@ def killing_at_once(run_path: Path, wanted: Callable[[Event], bool]) -> Callable
             marks=needs_vllm,
         ),
         pytest.param(
-            lambda: arm("vllm", flags=("--kv-cache-memory-bytes", "8000000")),
+            lambda: arm("vllm", flags=("--kv-cache-memory-bytes", "8000000"), env={"HF_HUB_OFFLINE": "1"}),
             "KV cache is needed, which is larger than the available KV cache memory",
             id="vllm-less than a request needs",
             marks=needs_vllm,
