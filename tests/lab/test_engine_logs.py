@@ -47,6 +47,22 @@ def test_the_cause_of_vllms_crash_is_found_above_a_page_of_consequences() -> Non
     assert not any("EngineDeadError" in error for error in errors_of(text))
 
 
+def test_the_death_of_an_engines_process_is_the_cause_and_not_what_is_cancelled_by_it() -> None:
+    vllm = (
+        "(EngineCore pid=7) ERROR 11-30 15:34:37 [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly"
+        " (exit code: None), shutting down executor.\n"
+        '(EngineCore pid=7) ERROR 11-30 15:34:37 [core.py:1512]     raise RuntimeError("cancelled")\n'
+        "(EngineCore pid=7) ERROR 11-30 15:34:37 [core.py:1512] RuntimeError: cancelled\n"
+        "(APIServer pid=6) ERROR 11-30 15:34:37 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError:"
+        " EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
+    )
+    assert errors_of(vllm) == ("Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down executor.",)
+    dead = "[2026-01-28 04:18:10] Rank 0 scheduler is dead. Please check if there are relevant logs.\n"
+    assert errors_of(dead) == ("Rank 0 scheduler is dead. Please check if there are relevant logs.",)
+    cause = "[2026-01-28 04:18:09 TP0] torch.OutOfMemoryError: CUDA out of memory.\n"
+    assert errors_of(cause + dead) == ("torch.OutOfMemoryError: CUDA out of memory.",)
+
+
 def test_an_engines_refusal_is_told_in_its_own_words() -> None:
     assert errors_of(log("vllm-bad-flag")) == ("vllm: error: unrecognized arguments: --no-such-flag",)
     (too_long,) = errors_of(log("vllm-too-long"))

@@ -44,7 +44,7 @@ KIMI = {"num_steps": 2, "eagle_topk": 4, "num_draft_tokens": 16}
 
 
 def test_plain_arms_have_no_traps() -> None:
-    slots = {**typed("llamacpp", num_steps=3), "slots": 100}
+    slots = {**typed("llamacpp", "--no-spec-draft-backend-sampling", num_steps=3), "slots": 100}
     assert found(a=typed("vllm"), b=typed("vllm", num_steps=3), c=slots) == ""
 
 
@@ -130,6 +130,23 @@ def test_streams_beyond_llamacpps_slots_wait() -> None:
     for flags in ((), ("--parallel", "-1")):
         assert "serves 4 requests at once, llama-server's default" in found(a=typed("llamacpp", *flags))
     assert found(a=typed("llamacpp", "-np", "100")) == ""
+
+
+def test_llamacpps_drafts_of_several_slots_are_sampled_badly_in_the_backend() -> None:
+    drafting = {**typed("llamacpp", num_steps=3), "slots": 100}
+    assert "then drafts badly for all but one of those that run together: acceptance falls at 30, 100" in found(
+        a=drafting
+    )
+    switch = "spec-draft-backend-sampling"
+    assert switch in found(a={**drafting, "flags": [f"--no-{switch}", f"--{switch}"]})  # the last one counts
+    for quiet in (
+        {"flags": [f"--{switch}", f"--no-{switch}"]},
+        {"env": {"LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING": "0"}},
+        {"env": {"LLAMA_ARG_NO_SPEC_DRAFT_BACKEND_SAMPLING": "1"}},
+        {"speculation": {"method": "ngram", "num_steps": 3}},
+    ):
+        assert found(a={**drafting, **quiet}) == ""
+    assert switch not in found(a={**drafting, "slots": 1})  # one at a time
 
 
 def test_a_command_line_written_by_hand_is_looked_at_too() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 from run_helpers import campaign, execute, mock_arm, servers_left, start_in_process
@@ -237,6 +238,76 @@ def test_a_server_that_takes_a_moment_to_end_ended_in_the_cell_all_the_same(
     assert len(seen_dead) >= 2
     (reasons,) = outcome.invalid.values()
     assert reasons[0].startswith("the server ended during the cell: exit status 1; its log ends:")
+
+
+def _kills_after(path: Path, cells: int) -> Callable[[Event], None]:
+    """Kills the server that runs, once, when so many cells have ended; it has died when this returns."""
+    ended: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, CellEnded):
+            ended.append(event)
+            if len(ended) == cells:
+                started = [e for e in RunDirectory(path).read_journal() if e["event"] == "arm_started"]
+                server = psutil.Process(started[-1]["pid"])
+                server.kill()
+                while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+                    time.sleep(0.01)
+
+    return on_event
+
+
+def test_a_server_that_dies_between_cells_costs_none(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run, outcome = execute(path, campaign(levels=[1, 2, 3], blocks=1), _kills_after(path, 1))
+    assert (outcome.measured, outcome.invalid) == (6, {})
+    (failed,) = [e for e in run.read_journal() if e["event"] == "arm_failed"]
+    assert "the server ended between cells: killed by SIGKILL" in failed["reason"]
+    starts = [e["launch"] for e in run.read_journal() if e["event"] == "arm_started" and e["arm"] == failed["arm"]]
+    assert starts == [1, 2]
+    assert servers_left(run) == []
+
+
+def test_a_cell_whose_server_was_found_dead_before_it_is_measured_by_the_next_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen_dead: list[bool] = []
+    alive = LaunchedArm.alive
+
+    def lagging(arm: LaunchedArm) -> bool:
+        if alive(arm):
+            return True
+        seen_dead.append(True)
+        return len(seen_dead) == 1  # between the cells nothing shows; then its cache cannot be reset
+
+    monkeypatch.setattr(LaunchedArm, "alive", lagging)
+    path = tmp_path / "run"
+    run, outcome = execute(path, campaign(levels=[1, 2, 3], blocks=1), _kills_after(path, 1))
+    assert (outcome.measured, outcome.invalid) == (6, {})
+    (failed,) = [e for e in run.read_journal() if e["event"] == "arm_failed"]
+    assert "killed by SIGKILL" in failed["reason"]
+    assert all(record.measured and not record.invalid for record in run.read_cells())
+
+
+def test_a_server_that_takes_a_moment_to_end_in_its_warm_up_costs_no_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen_dead: list[bool] = []
+    alive = LaunchedArm.alive
+
+    def lagging(arm: LaunchedArm) -> bool:
+        if alive(arm):
+            return True
+        seen_dead.append(True)
+        return len(seen_dead) <= 2  # once for the load generator, which then breaks off, and once more
+
+    monkeypatch.setattr(LaunchedArm, "alive", lagging)
+    given = _one_bad({"die_after": 2, "death": "exit", "fault_from": 1}, on_server_death="stop")
+    run, outcome = execute(tmp_path / "run", given)
+    assert len(seen_dead) > 2
+    (message,) = outcome.start_failures
+    assert "the server ended during the warm-up: exit status 1" in message
+    assert not any(record.measured for record in run.read_cells() if record.key.arm == "bad")
 
 
 def test_a_campaign_that_says_so_stops_when_a_server_dies(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ class _Launch:
     number: int  # of this arm in this block, from 1: more than one after a death or a resumption
     ready: Ready | None = None
     cells_s: float = 0.0
+    cells: int = 0  # that were sent
     tokenizes: bool = True  # until the server has shown that it cannot
 
 
@@ -413,8 +414,13 @@ class CampaignRunner:
             self.on_event(LaunchReady(plan.block, plan.arm, time.monotonic() - began))
             self._warm_up(launch)
             while left:
+                if launch.cells and not arm.alive():  # no cell has to suffer for that
+                    self._server_failed(plan, f"{plan.arm}: the server ended between cells: {arm.obituary()}")
+                    return left
+                before = launch.cells
                 died = self._cell(launch, left[0])
-                del left[0]
+                if not died or launch.cells > before or not before:
+                    del left[0]  # else the server was dead before it, and the next launch has it
                 if died:
                     self._server_failed(plan, died)
                     return left
@@ -464,7 +470,7 @@ class CampaignRunner:
                     f"{launch.plan.arm}: the warm-up was broken off twice: {self._workers_failed(again)}"
                 ) from None
         bad = [r for r in map(parse_exchange, load.exchanges) if gates.failed(r)]
-        if not launch.arm.alive():
+        if not _outlives(launch.arm, failures=bool(bad)):
             raise StartError(f"{launch.plan.arm}: the server ended during the warm-up: {launch.arm.obituary()}")
         if bad:
             self.on_event(Notice(f"{launch.plan.arm}: {len(bad)} warm-up requests failed: {bad[0].error}"))
@@ -488,7 +494,9 @@ class CampaignRunner:
         began = time.monotonic()
         self.on_event(CellBegan(cell.key, requests))
         record = self._measure(launch, cell)
-        died = "" if _outlived(launch.arm, record) else launch.arm.obituary()
+        launch.cells += bool(record.requests)
+        failures = any(gates.failed(request) for request in record.requests)
+        died = "" if _outlives(launch.arm, failures=failures) else launch.arm.obituary()
         if died:
             reason = f"the server ended during the cell: {died}"
             record = _with_reason(record, reason)
@@ -798,9 +806,9 @@ def _unmeasured(key: CellKey, reason: str) -> CellRecord:
     return CellRecord(key, now, now, (), invalid=(reason,))
 
 
-def _outlived(arm: Arm, record: CellRecord) -> bool:
-    """Whether the server lives after the cell. One that broke its connections may take a moment to end."""
-    deadline = time.monotonic() + (_DYING_S if any(gates.failed(request) for request in record.requests) else 0.0)
+def _outlives(arm: Arm, *, failures: bool) -> bool:
+    """Whether the server lives after what it was sent. One that broke connections may take a moment to end."""
+    deadline = time.monotonic() + (_DYING_S if failures else 0.0)
     while arm.alive():
         if time.monotonic() >= deadline:
             return True

@@ -49,8 +49,11 @@ _GRAPHS = (
 )
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit)(?: \[[^\]]*\])?: \S")
 _SAID = re.compile(r"(?:\S+: )?(?:fatal )?error: \S", re.I)
+_DIED = re.compile(r"\bdied unexpectedly\b|\bscheduler is dead\b")  # vLLM and SGLang, of a process of theirs
 _HARMLESS = re.compile(r"this warning is normal")  # in an engine's own words
-_SYMPTOM = re.compile(r"EngineDeadError|stack trace|root cause")  # what follows from an error that was told before
+_SYMPTOM = re.compile(
+    r"EngineDeadError|stack trace|root cause|RuntimeError: cancelled\Z|scheduler is dead"
+)  # what follows from an error that was told before
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def _errors(text: str) -> Iterator[str]:
     for index, line in enumerate(lines):
         level, message = _split(line)
         message = message.strip()
-        if _EXCEPTION.match(message) or _SAID.match(message):
+        if _EXCEPTION.match(message) or _SAID.match(message) or _DIED.search(message):
             after = _split(lines[index + 1])[1] if index + 1 < len(lines) else ""
             more = after.strip() if after.startswith(" ") and re.search(r"validation errors? for", message) else ""
             yield f"{message} {more}".strip()

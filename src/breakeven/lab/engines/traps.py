@@ -24,6 +24,7 @@ _LARGEST_GRAPH = (
     "--compilation-config.max-cudagraph-capture-size",
     "-cc.max_cudagraph_capture_size",
 )
+_BACKEND_SAMPLING = ("--spec-draft-backend-sampling", "--no-spec-draft-backend-sampling")  # llama-server's: on, off
 _LLAMA_SLOTS = 4  # what llama-server takes where it is not told (--parallel below 1)
 # Variables by which a server is told to accept by lot: one that the user's shell holds is not for a measured server.
 PRETENDING = ("SGLANG_SIMULATE_ACC_LEN", "LLAMA_ARG_SPEC_SYNTH_LEN", "LLAMA_ARG_SPEC_SYNTH_RATES")
@@ -44,6 +45,7 @@ def traps(command: Sequence[str], env: Mapping[str, str], levels: Sequence[int] 
         yield from _beyond_graphs(flags, levels)
     if any(re.search(r"llama-server(\.exe)?\Z", part) for part in flags[:2]):
         yield from _slots(flags, levels)
+        yield from _drafts_of_several(flags, env, levels)
 
 
 def synthetic_length(command: Sequence[str], env: Mapping[str, str]) -> float | None:
@@ -196,6 +198,23 @@ def _slots(flags: tuple[str, ...], levels: Sequence[int]) -> Iterator[str]:
     if crowded:
         default = "" if slots == told else ", llama-server's default without slots (--parallel)"
         yield f"serves {slots} requests at once{default}: at {_listed(crowded)} streams the others wait for a slot"
+
+
+def _drafts_of_several(flags: tuple[str, ...], env: Mapping[str, str], levels: Sequence[int]) -> Iterator[str]:
+    """llama.cpp's EAGLE-3 drafts of more than one slot, as build 11434 samples them (docs/engines.md)."""
+    drafts = any("draft-eagle3" in value.split(",") for value in option_values(flags, "--spec-type"))
+    switches = [flag for flag in flags if flag in _BACKEND_SAMPLING]
+    stated = env.get("LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING", "") in ("0", "off", "false", "disabled")
+    off = stated or "LLAMA_ARG_NO_SPEC_DRAFT_BACKEND_SAMPLING" in env
+    on = switches[-1] == _BACKEND_SAMPLING[0] if switches else not off
+    several = [level for level in levels if level > 1]
+    told = _integer(next(option_values(flags, "--parallel", "-np"), None))
+    if drafts and on and several and told != 1:
+        yield (
+            "samples the drafts of all slots in the backend, and llama.cpp (seen in build 11434, on a CPU) then drafts "
+            f"badly for all but one of those that run together: acceptance falls at {_listed(several)} streams for no "
+            "reason of the drafter's. Add --no-spec-draft-backend-sampling to its flags"
+        )
 
 
 def _capture_sizes(flags: tuple[str, ...]) -> tuple[list[int], list[int]]:
