@@ -223,7 +223,9 @@ def test_the_report_shows_it_beside_what_real_drafters_reached(summary: Summary)
     assert "3 deep at 1, off from 2 sequences on" in html
     assert "--speculative-config" in html
     assert html.index("Everything below is &lt;b&gt;") < html.index('id="answer"')
+    assert "> condition</span>" in html
     text = markdown(summary)
+    assert "| condition | 2.00 |" in text
     assert "| 1 | – | below 2.00 | real 2.00 | below 2, the shortest measured: it pays there already |" in text
 
 

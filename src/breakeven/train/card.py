@@ -20,26 +20,23 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
     """The page: what it is, how it was made, what it was trained on, what it accepts."""
     lines = [f"# EAGLE-3 drafter for {card['target']}", ""]
     lines += [f"Made by `{card['command']}` ({card['hardware']}, seed {card['seed']}).", ""]
+    lines += [card["note"], ""] if card.get("note") else []
     lines += ["| | |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in card["facts"].items()]
     if card["data"]:
         lines += ["", "## Data", "", "Answers are the target's own. Prompts that were made, by source (of these, what"]
-        lines += ["was too long or what a time box left unanswered is not trained on):", ""]
+        lines += ["was too long or what a time box left unanswered is not trained on). A package's licence is what its"]
+        lines += ["metadata name; of several a single word may be the first.", ""]
         lines += ["| source | licence | prompts made |", "|---|---|---|"]
         lines += [f"| {item['source']} | {item['licence']} | {item['prompts']} |" for item in card["data"]]
     if card.get("training"):
         last = card["training"][-1]
-        lines += [
-            "",
-            "## Training",
-            "",
-            "| depth | accuracy on held-out conversations | engine's replay |",
-            "|---|---|---|",
-        ]
         replay = card.get("replay") or []
+        head, rule = ("| engine's replay |", "---|") if replay else ("|", "")
+        lines += ["", "## Training", "", f"| depth | accuracy on held-out conversations {head}", f"|---|---|{rule}"]
         for depth, value in enumerate(last["accuracy"], 1):
-            other = f"{replay[depth - 1]:.3f}" if depth <= len(replay) else "–"
-            lines.append(f"| {depth} | {value:.3f} | {other} |")
+            other = f" {replay[depth - 1]:.3f} |" if depth <= len(replay) else " – |" if replay else ""
+            lines.append(f"| {depth} | {value:.3f} |{other}")
     for name, evaluation in card.get("evaluation", {}).items():
         lines += ["", f"## Mean acceptance length: {name}", ""]
         lines += ["Greedy, bonus token included, 95% interval over prompts; looping answers set apart.", ""]
@@ -68,9 +65,10 @@ def _serving_lines(serving: Mapping[str, Any]) -> list[str]:
     where a drafter of that shape was trained."""
     lines = ["", "## What drafting costs", "", f"`{serving['command']}` ({serving['hardware']}, {serving['date']})."]
     lines += [f"A round's time over a plain step's; with a measured acceptance length ({serving['acceptance']}) also"]
-    lines += ["tokens per second over those without speculation, which is the length divided by that cost.", ""]
+    lines += ["the length divided by that cost: what tokens per second would gain if a server did nothing but rounds."]
+    lines += ["That is computed and no measurement: a campaign is.", ""]
     lines += [
-        "| drafter | streams | shape | round / plain step | acceptance length | faster by |",
+        "| drafter | streams | shape | round / plain step | acceptance length | length ÷ cost |",
         "|---|---|---|---|---|---|",
     ]
     for row in serving["rows"]:

@@ -58,7 +58,8 @@ def page(summary: Summary) -> str:
         "ratio": lambda value: "–" if value is None else f"{value:.3f}",
         "decimals": lambda value: "–" if value is None else f"{value:.2f}",
         "p": _p,
-        "sign": lambda verdict: words.SIGNS[verdict],
+        "sign": lambda verdict: words.SIGNS.get(verdict, "·"),
+        "outcome": words.outcome,
     }
     return environment.get_template("report.html.j2").render(**_context(summary))
 

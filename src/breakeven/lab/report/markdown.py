@@ -59,7 +59,7 @@ def markdown(summary: Summary) -> str:
             lines += [f"By {kind}, ratio of throughput at {', '.join(map(str, c.levels))} streams:", ""]
             for domain in domains:
                 found = [row.comparison for row in words.rows(summary, arm, domain)]
-                lines.append(f"- {plain(domain)}: " + ", ".join(f"{_number(x)} ({x.verdict})" for x in found))
+                lines.append(f"- {plain(domain)}: " + ", ".join(f"{_number(x)} ({words.outcome(x)})" for x in found))
             lines.append("")
         for sentence in (*words.condition_sentences(summary, arm), words.correction(summary, arm)):
             lines += [plain(sentence), ""] if sentence else []
@@ -108,7 +108,7 @@ def _number(c: Comparison) -> str:
 
 
 def _verdict(c: Comparison) -> str:
-    return f"{words.SIGNS[c.verdict]} {c.verdict}"
+    return words.CONDITION if c.synthetic else f"{words.SIGNS[c.verdict]} {c.verdict}"
 
 
 def _ratio(c: Comparison) -> str:
@@ -120,4 +120,6 @@ def _ratio(c: Comparison) -> str:
 
 
 def _time(c: Comparison | None) -> str:
-    return "–" if c is None or c.ratio is None else f"{c.ratio:.2f} {_verdict(c)}"
+    if c is None or c.ratio is None:
+        return "–"
+    return f"{c.ratio:.2f}" if c.synthetic else f"{c.ratio:.2f} {_verdict(c)}"

@@ -71,9 +71,8 @@ def primary_metric(summary: Summary) -> str:
 
 
 def only_conditions(summary: Summary) -> bool:
-    """Every arm but the baseline accepts drafts by lot."""
-    others = [arm for arm in summary.campaign.arms if arm.name != summary.campaign.baseline]
-    return bool(others) and all(arm.pretends for arm in others)
+    """Every comparison is of synthetic acceptance."""
+    return bool(summary.comparisons) and all(c.synthetic for c in summary.comparisons)
 
 
 def needed(summary: Summary) -> str:
@@ -82,7 +81,8 @@ def needed(summary: Summary) -> str:
         return "Conditions, not results: they give no policy."
     rows = words.needed_rows(summary)
     parts = [
-        f"at {words.streams([row.level])} a drafter needs {row.length} tokens a round ({row.interval})"
+        f"at {words.streams([row.level])} a drafter needs {row.length} tokens a round "
+        f"({row.note or 'no interval' if row.interval == words.UNKNOWN else row.interval})"
         for row in rows
         if row.length != words.UNKNOWN
     ]

@@ -91,7 +91,6 @@ class _Printer:
         table.add_column(Text("TTFT\nratio"), justify="right", no_wrap=True)
         table.add_column(Text("TPOT\nratio"), justify="right", no_wrap=True)
         for row in words.rows(summary, arm):
-            v = row.comparison.verdict
             accepted = row.acceptance
             length = self.signs.nothing
             if accepted is not None and accepted.length.value is not None:
@@ -100,7 +99,7 @@ class _Printer:
                 str(row.level),
                 Text(self._shown(f"{words.rate(row.baseline)} → {words.rate(row.arm)}")),
                 Text(self._shown(_ratio(row.comparison))),
-                Text(f"{self.signs.verdicts[v]} {v}", style=STYLES[v]),
+                self._verdict(row.comparison),
                 length,
                 self._short(row.ttft),
                 self._short(row.tpot),
@@ -183,9 +182,17 @@ class _Printer:
         if len(summary.lints) > _SHOWN:
             self._item(f"and {len(summary.lints) - _SHOWN} more; the report lists them")
 
+    def _verdict(self, comparison: Comparison) -> Text:
+        if comparison.synthetic:
+            return Text(words.CONDITION)
+        v = comparison.verdict
+        return Text(f"{self.signs.verdicts[v]} {v}", style=STYLES[v])
+
     def _short(self, comparison: Comparison | None) -> Text:
         if comparison is None or comparison.ratio is None:
             return Text(self.signs.nothing)
+        if comparison.synthetic:
+            return Text(f"{comparison.ratio:.2f}")
         v = comparison.verdict
         return Text(f"{comparison.ratio:.2f} {self.signs.verdicts[v]}", style=STYLES[v])
 

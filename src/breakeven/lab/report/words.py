@@ -13,6 +13,7 @@ from breakeven.lab.verdict import Verdict
 _MANY_BLOCKS = 200  # beyond, the number says only: not in practice
 SIGNS: Mapping[Verdict, str] = {"pays": "▲", "hurts": "▼", "equivalent": "≈", "undecided": "~"}
 UNKNOWN = "–"
+CONDITION = "condition"  # stands where a verdict would, if the acceptance was set
 METRIC_WORDS = {"throughput": "throughput", "ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
@@ -61,6 +62,11 @@ def _throughput(levels: Sequence[LevelSummary], arm: str, condition: str, level:
         if (row.arm, row.condition, row.level) == (arm, condition, level) and "throughput" in row.metrics:
             return row.metrics["throughput"].value
     return None
+
+
+def outcome(c: Comparison) -> str:
+    """What stands in a verdict's place: a comparison of synthetic acceptance has none."""
+    return CONDITION if c.synthetic else c.verdict
 
 
 def answer(summary: Summary, arm: str) -> str:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from breakeven.lab.stats.breakeven import break_even, resampled_interval
+from breakeven.lab.stats.breakeven import BreakEven, break_even, resampled_interval
 
 MAX_DIGITS = 12
 
@@ -81,7 +81,7 @@ def needed_acceptance(
         high_open=found.low_open,
         bootstrap_low=_turned(bootstrap_low),
         bootstrap_high=_turned(bootstrap_high),
-        note=_note(ascending, found.level, found.fitted, found.monotone, found.blocks),
+        note=_note(ascending, found),
         lengths=tuple(ascending),
         fitted=tuple(reversed(found.fitted)),
         blocks=found.blocks,
@@ -92,16 +92,19 @@ def _turned(load: float | None) -> float | None:
     return None if load is None else float(f"{1 / load:.{MAX_DIGITS}g}")
 
 
-def _note(lengths: Sequence[float], level: float | None, fitted: Sequence[float], monotone: bool, blocks: int) -> str:
-    if not monotone:
+def _note(lengths: Sequence[float], found: BreakEven) -> str:
+    """Only an interval beyond the lengths measured says that the shortest pays, or that not even the longest does."""
+    if not found.monotone:
         return "the ratio does not rise steadily with the acceptance length: the arms differ in something else"
+    low, high = _turned(found.ci_high), _turned(found.ci_low)
+    shortest, longest = lengths[0], lengths[-1]
     parts = []
-    if level is None:  # `fitted` runs from the longest to the shortest
-        parts.append(
-            f"below {lengths[0]:g}, the shortest measured: it pays there already"
-            if fitted[-1] > 0
-            else f"above {lengths[-1]:g}, the longest measured: not even that pays"
-        )
-    if blocks == 1:
+    if found.level is None and found.fitted[-1] > 0:  # `fitted` runs from the longest to the shortest
+        sure, doubt = high is not None and high <= shortest, f", or up to {high:.2f}" if high is not None else ""
+        parts.append(f"below {shortest:g}, the shortest measured{': it pays there already' if sure else doubt}")
+    elif found.level is None:
+        sure, doubt = low is not None and low >= longest, f", or down to {low:.2f}" if low is not None else ""
+        parts.append(f"above {longest:g}, the longest measured{': not even that pays' if sure else doubt}")
+    if found.blocks == 1:
         parts.append("one block: no interval")
     return "; ".join(parts)

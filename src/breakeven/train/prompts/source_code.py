@@ -45,12 +45,13 @@ def permissive_packages(names: Sequence[str] | None) -> dict[str, str]:
         name = meta["Name"]
         if name is None or name.lower() in _NEVER or (names is not None and name not in names):
             continue
-        parts = [_field(meta, "License-Expression"), _field(meta, "License")[:200]]
+        expression = _field(meta, "License-Expression")
+        parts = [expression, _field(meta, "License")[:200]]
         parts += [value for value in meta.get_all("Classifier") or [] if value.startswith("License ::")]
         licence = " ".join(parts)
         match = _PERMISSIVE.search(licence)
         if match is not None and not _RESTRICTED.search(licence):
-            found[name] = match.group(0)
+            found[name] = expression or match.group(0)
     return dict(sorted(found.items()))
 
 
