@@ -8,7 +8,8 @@ for each measurement, breakeven's too, with the loop and the parser that a campa
 client plays
 
 - bursts: 250 and 1000 streams started at once (first chunk after 50 ms, then one every 20 ms, 100 a request);
-- a ladder of paced rates: a request every 100/rate seconds, whose answers are as above.
+- a ladder of paced rates: a request every 100/rate seconds, whose answers are as above. A rate at which a client fails
+  or takes too long counts as not sustained, and the table marks it.
 
 Errors are what a client reports for a request minus what the mock noted for that request (it is told apart by its
 X-Request-ID, or `user` for breakeven): the kernel's receive time of the request and the clock right before each send. A
@@ -19,6 +20,7 @@ are left out. Linux, two cores or more.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -69,68 +71,97 @@ class Row:
     gap_error: float  # mean absolute error of a gap over the true mean gap
     gap_p99_ms: float  # as the client reports it
     gap_p99_true_ms: float
-    reached: int  # the most streams that the mock saw at once
+    reached: int  # the most streams that the mock saw at once, of those that the client reports
     missing: int  # requests without a usable figure
     server_late_ms: float  # mean true TTFT minus the planned one
     server_gap_error: float  # mean absolute error of a true gap against the planned one, as a share of it
     cpu_s: float  # of the client's processes, start and end included
-    load_cpu_s: float  # of the same from the first request that the server saw to the last chunk that it sent
+    load_cpu_s: float  # of the same from the first such request that the server saw to their last chunk
     own_cpu: Mapping[str, float]
 
     @property
     def sustained(self) -> bool:
-        return sustained(self)
+        """The rule of the ladder: small errors, every request there, and the rate that was asked for."""
+        return (
+            abs(self.ttft_error_ms) < MAX_TTFT_ERROR_MS
+            and self.gap_error < MAX_GAP_ERROR
+            and self.missing == 0
+            and self.achieved_per_s >= MIN_ACHIEVED * self.requested_per_s
+        )
 
 
-def sustained(row: Row) -> bool:
-    """The rule of the ladder: small errors, every request there, and the rate that was asked for."""
-    return (
-        abs(row.ttft_error_ms) < MAX_TTFT_ERROR_MS
-        and row.gap_error < MAX_GAP_ERROR
-        and row.missing == 0
-        and row.achieved_per_s >= MIN_ACHIEVED * row.requested_per_s
-    )
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A load that a client did not get through, or whose results could not be read. `requested_per_s` 0: a burst."""
+
+    client: str
+    round: int
+    requests: int
+    requested_per_s: float
+    problem: str
+
+    def __str__(self) -> str:
+        what = _load(self.requests, self.requested_per_s)
+        return f"round {self.round}, {self.client}, {what}: {self.problem}"
 
 
-def parse_vllm(result: Mapping[str, Any], prefix: str) -> Reported:
+def _load(requests: int, per_s: float) -> str:
+    return f"{per_s:,.0f}/s" if per_s else f"{requests} at once"
+
+
+def parse_vllm(result: Any, prefix: str) -> Reported:
     """From the JSON of `vllm bench serve --save-result --save-detailed`: lists over requests, in seconds.
 
-    Request i was sent with the id PREFIXi. Failed requests are left out. ValueError without details.
+    Request i was sent with the id PREFIXi. Failed requests are left out. ValueError without details, or for what is no
+    list of times.
     """
+    if not isinstance(result, dict):
+        raise ValueError(f"the result of vllm bench serve is no JSON object but {type(result).__name__}")
     ttfts, itls, errors = result.get("ttfts"), result.get("itls"), result.get("errors")
     if not isinstance(ttfts, list) or not isinstance(itls, list) or len(ttfts) != len(itls):
         raise ValueError("the result of vllm bench serve holds no times per request: is --save-detailed there?")
     failed = errors if isinstance(errors, list) and len(errors) == len(ttfts) else [""] * len(ttfts)
     good = [i for i in range(len(ttfts)) if not failed[i]]
-    return Reported(
-        {f"{prefix}{i}": 1000 * ttfts[i] for i in good},
-        {f"{prefix}{i}": [1000 * gap for gap in itls[i]] for i in good},
-        {},
-    )
+    try:
+        return Reported(
+            {f"{prefix}{i}": 1000 * float(ttfts[i]) for i in good},
+            {f"{prefix}{i}": [1000 * float(gap) for gap in itls[i]] for i in good},
+            {},
+        )
+    except TypeError as problem:
+        raise ValueError(f"the result of vllm bench serve holds something else than times: {problem}") from None
 
 
 def parse_aiperf(lines: Iterable[str]) -> Reported:
     """From AIPerf's `profile_export.jsonl`, one record a request; warm-up, cancelled and failed requests left out.
 
-    ValueError for a line that is no record, or a unit other than milliseconds.
+    ValueError for a line that is no record, or not one as version 0.13 writes it, or a unit other than milliseconds.
     """
     ttft: dict[str, float] = {}
     gaps: dict[str, list[float]] = {}
     for line in filter(str.strip, lines):
-        record = json.loads(line)
-        metadata, metrics = record.get("metadata"), record.get("metrics")
-        if not isinstance(metadata, dict) or not isinstance(metrics, dict):
-            raise ValueError(f"no record of AIPerf: {line[:80]!r}")
-        if metadata.get("benchmark_phase") != "profiling" or metadata.get("was_cancelled") or record.get("error"):
-            continue
-        first, between = metrics.get("time_to_first_token"), metrics.get("inter_chunk_latency")
-        if not first or not between:
-            continue
-        if (first["unit"], between["unit"]) != ("ms", "ms"):
-            raise ValueError(f"times in {first['unit']} and {between['unit']}, and not in ms")
-        name = metadata["x_request_id"]
-        ttft[name], gaps[name] = first["value"], between["value"]
+        try:
+            found = _aiperf_record(json.loads(line))
+        except (AttributeError, KeyError, TypeError) as problem:
+            what = f"{type(problem).__name__}: {problem}"
+            raise ValueError(f"no record of AIPerf as version 0.13 writes it: {line[:80]!r} ({what})") from None
+        if found:
+            name, first, between = found
+            ttft[name], gaps[name] = first, between
     return Reported(ttft, gaps, {})
+
+
+def _aiperf_record(record: Any) -> tuple[str, float, list[float]] | None:
+    """Id, TTFT and gaps in ms; None for a request that does not count. Raises as its parts do where one is missing."""
+    metadata, metrics = record["metadata"], record["metrics"]
+    if metadata.get("benchmark_phase") != "profiling" or metadata.get("was_cancelled") or record.get("error"):
+        return None
+    first, between = metrics.get("time_to_first_token"), metrics.get("inter_chunk_latency")
+    if not first or not between:
+        return None
+    if (first["unit"], between["unit"]) != ("ms", "ms"):
+        raise ValueError(f"times in {first['unit']} and {between['unit']}, and not in ms")
+    return str(metadata["x_request_id"]), float(first["value"]), [float(gap) for gap in between["value"]]
 
 
 def most_at_once(spans: Iterable[tuple[int, int]]) -> int:
@@ -174,7 +205,8 @@ def compare(
 ) -> Row:
     """What a client reports against what the mock sent. `samples`: (ns, seconds of CPU until then), in order.
 
-    ValueError if no request can be told apart.
+    What the client does not report is no part of the load: some send a request before it, to see whether the server is
+    there. ValueError if no request can be told apart.
     """
     by_id = {name: record for record in truth if (name := record["user"] or record["request_id"]) in reported.ttft}
     # vLLM also times the event that ends an answer, which has no text and is sent with the last chunk: that gap is cut.
@@ -186,10 +218,11 @@ def compare(
     gaps = np.concatenate([np.array(reported.gaps[n][: len(r["chunk_ns"]) - 1], float) for n, r in whole.items()])
     true_gaps = np.concatenate([np.diff(r["chunk_ns"]) / 1e6 for r in whole.values()])
     planned_gap = BURST_SCRIPT.gap_s * 1e3
-    sent = np.concatenate([r["chunk_ns"] for r in truth])
+    load = list(by_id.values())
+    sent = np.concatenate([r["chunk_ns"] for r in load])
     begin, end = int(sent.min()), int(sent.max())
     if rate:  # between the first end of a stream and the last start of one
-        begin, end = min(r["chunk_ns"][-1] for r in truth), max(r["chunk_ns"][0] for r in truth)
+        begin, end = min(r["chunk_ns"][-1] for r in load), max(r["chunk_ns"][0] for r in load)
     events = int(((sent >= begin) & (sent < end)).sum())
     return Row(
         client=client,
@@ -201,12 +234,12 @@ def compare(
         gap_error=float(np.abs(gaps - true_gaps).mean() / true_gaps.mean()),
         gap_p99_ms=float(np.percentile(gaps, 99)),
         gap_p99_true_ms=float(np.percentile(true_gaps, 99)),
-        reached=most_at_once((r["received_ns"], r["chunk_ns"][-1]) for r in truth),
+        reached=most_at_once((r["received_ns"], r["chunk_ns"][-1]) for r in load),
         missing=requests - len(whole),
         server_late_ms=float(true_ttft.mean()) - BURST_SCRIPT.first_chunk_s * 1e3,
         server_gap_error=float(np.abs(true_gaps - planned_gap).mean() / planned_gap),
         cpu_s=cpu_s,
-        load_cpu_s=cpu_between(samples, min(r["received_ns"] for r in truth), int(sent.max())),
+        load_cpu_s=cpu_between(samples, min(r["received_ns"] for r in load), int(sent.max())),
         own_cpu=reported.cpu,
     )
 
@@ -219,10 +252,14 @@ def cpu_between(samples: Sequence[tuple[int, float]], begin_ns: int, end_ns: int
     return float(last - first)
 
 
-def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """One client's medians over rounds. CPU per event: of the smallest burst, with the parsing afterwards for ours."""
+def summarise(rows: Sequence[Row], failures: Sequence[Failure] = ()) -> dict[str, Any]:
+    """One client's medians over rounds. CPU per event: of the smallest burst, with the parsing afterwards for ours.
+
+    A round in which it failed at every rate counts with 0 events/s.
+    """
     found: dict[str, Any] = {"bursts": {}}
-    by_round: dict[int, list[Row]] = {}
+    failed = [f for f in failures if f.requested_per_s]
+    by_round: dict[int, list[Row]] = {f.round: [] for f in failed}
     for row in rows:
         by_round.setdefault(row.round, []).append(row)
     for streams in sorted({r.requests for r in rows if not r.requested_per_s}):
@@ -233,10 +270,10 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
             min(r.ttft_error_ms for r in those), max(r.ttft_error_ms for r in those)
         ]  # fmt: skip
     best, cpu, parsing = [], [], []
-    for its in by_round.values():
+    for number, its in by_round.items():
         paced = [r for r in its if r.requested_per_s]
-        if paced:
-            best.append(max((r.achieved_per_s for r in paced if sustained(r)), default=0.0))
+        if paced or any(f.round == number for f in failed):
+            best.append(max((r.achieved_per_s for r in paced if r.sustained), default=0.0))
         bursts = [r for r in its if not r.requested_per_s]
         if bursts:
             few = min(bursts, key=lambda r: r.requests)
@@ -247,14 +284,19 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
                 parsing.append(after / events * 1e6)
     found["sustained_per_s"] = statistics.median(best) if best else None
     found["sustained_range"] = [min(best), max(best)] if best else None
+    found["failed_at_per_s"] = sorted({f.requested_per_s for f in failed})
     found["cpu_us_per_event"] = statistics.median(cpu) if cpu else None
     found["parsing_us_per_event"] = statistics.median(parsing) if parsing else None
     return found
 
 
-def summaries(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """`summarise` for each client, in the order of their first rows."""
-    return {name: summarise([r for r in rows if r.client == name]) for name in dict.fromkeys(r.client for r in rows)}
+def summaries(rows: Sequence[Row], failures: Sequence[Failure] = ()) -> dict[str, dict[str, Any]]:
+    """`summarise` for each client, in the order of their first rows; those that only failed come last."""
+    names = dict.fromkeys(one.client for one in (*rows, *failures))
+    return {
+        name: summarise([r for r in rows if r.client == name], [f for f in failures if f.client == name])
+        for name in names
+    }
 
 
 def as_json(row: Row) -> dict[str, Any]:
@@ -331,9 +373,24 @@ class Contest:
         self._core = core
         self._folder = folder
         self.rows: list[Row] = []
+        self.failures: list[Failure] = []
+
+    def attempt(self, client: str, number: int, requests: int, rate: float) -> Row | None:
+        """Measures and shows; None, with the failure noted, where that did not give a row."""
+        try:
+            row = self.measure(client, number, requests, rate)
+        except (RuntimeError, ValueError, OSError) as problem:
+            self.failures.append(Failure(client, number, requests, rate, str(problem)))
+            print(self.failures[-1], flush=True)
+            return None
+        show(row)
+        return row
 
     def measure(self, client: str, number: int, requests: int, rate: float) -> Row:
-        """Starts the client, waits for its end and compares. RuntimeError if it fails or takes too long."""
+        """Starts the client, waits for its end and compares.
+
+        RuntimeError if it fails or takes too long; ValueError and OSError if its results are not there or others.
+        """
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         command, environment = self._command(client, requests, rate, folder)
         self._mock.play(BURST_SCRIPT)
@@ -348,14 +405,17 @@ class Contest:
             sampler.start()
             try:
                 status = process.wait(TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+            except BaseException as problem:  # Ctrl-C too, which does not reach a session of its own
+                _kill_session(process.pid)
                 process.wait()
-                raise RuntimeError(f"{client} took longer than {TIMEOUT_S} s") from None
+                if isinstance(problem, subprocess.TimeoutExpired):
+                    raise RuntimeError(f"{client} took longer than {TIMEOUT_S} s") from None
+                raise
             finally:
                 samples = sampler.finish()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if status != 0:
+            _kill_session(process.pid)  # workers that it left would disturb the next measurement
             raise RuntimeError(f"{client} ended with status {status}: {log.read_text(errors='replace')[-2000:]}")
         cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         truth = [r for r in self._mock.truth()["requests"] if len(r["chunk_ns"]) == CHUNKS]
@@ -381,7 +441,7 @@ class Contest:
         command += ["--model", "mock", "--tokenizer", tokenizer, "--dataset-name", "random"]
         command += ["--random-input-len", "16", "--random-output-len", str(CHUNKS), "--ignore-eos", "--disable-tqdm"]
         command += ["--num-prompts", str(requests), "--request-id-prefix", "v-", "--save-result", "--save-detailed"]
-        command += ["--result-dir", str(folder), "--result-filename", "result.json"]
+        command += ["--result-dir", str(folder), "--result-filename", "result.json", "--ready-check-timeout-sec", "0"]
         # A gamma process of this shape has gaps that are alike to a thousandth.
         paced = ["--request-rate", per_s, "--burstiness", "1000000"]
         return [*command, *(paced if rate else [])], {"HF_HUB_OFFLINE": "1"}
@@ -399,14 +459,19 @@ class Contest:
         tried: dict[int, bool] = {}
         while (index := next_rate(tried, len(RATES), start)) is not None:
             rate = RATES[index]
-            row = self.measure(client, number, round(rate * seconds / CHUNKS), rate)
-            show(row)
-            tried[index] = row.sustained
+            row = self.attempt(client, number, round(rate * seconds / CHUNKS), rate)
+            tried[index] = row is not None and row.sustained
         return max((i for i, kept in tried.items() if kept), default=0)
 
 
+def _kill_session(leader: int) -> None:
+    """Ends what is left of a program that was started as the leader of a session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
 def show(row: Row) -> None:
-    what = f"{row.requested_per_s:,.0f}/s" if row.requested_per_s else f"{row.requests} at once"
+    what = _load(row.requests, row.requested_per_s)
     parts = (
         f"round {row.round} {row.client:17s}{what:>13s}: TTFT {row.ttft_error_ms:+8.2f} ms",
         f"gap {100 * row.gap_error:5.1f}%, p99 {row.gap_p99_ms:6.1f} (true {row.gap_p99_true_ms:5.1f})",
@@ -418,7 +483,7 @@ def show(row: Row) -> None:
 
 
 def print_table(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """The summary as a table of Markdown."""
+    """The summary as a table of Markdown, with the rates at which a client failed below it."""
     print("\n| client | sustained, events/s | CPU, µs/event |", end="")
     bursts = sorted({n for one in found.values() for n in one["bursts"]})
     print("".join(f" {n} at once: TTFT error, ms | p99 gap (true), ms | streams reached |" for n in bursts))
@@ -426,13 +491,21 @@ def print_table(found: Mapping[str, Mapping[str, Any]]) -> None:
     for client, one in found.items():
         rate, cpu, parsing = one["sustained_per_s"], one["cpu_us_per_event"], one["parsing_us_per_event"]
         line = f"| {client} | {'-' if rate is None else format(rate, ',.0f')}"
+        line += " \\*" if one["failed_at_per_s"] else ""
         line += f" | {'-' if cpu is None else format(cpu, '.1f')}"
         line += f" (parsing {parsing:.1f})" if parsing else ""
         for n in bursts:
-            b = one["bursts"][n]
+            b = one["bursts"].get(n)
+            if b is None:  # failed in every round
+                line += " | - | - | -"
+                continue
             line += f" | {b['ttft_error_ms']:+.2f} | {b['gap_p99_ms']:.1f} ({b['gap_p99_true_ms']:.1f})"
             line += f" | {b['reached']:.0f} of {n}"
         print(line + " |")
+    for client, one in found.items():
+        if one["failed_at_per_s"]:
+            rates = ", ".join(f"{rate:,.0f}" for rate in one["failed_at_per_s"])
+            print(f"\n\\* {client} failed in some round at {rates} events/s, which counts as not sustained.")
 
 
 def main() -> int:
@@ -467,7 +540,6 @@ def main() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else 65536, hard))
     began = time.monotonic()
-    failures: list[str] = []
     starts = {name: RATES.index(FIRST_TRY[name]) for name in clients}
     os.sched_setaffinity(0, {cores[-1]})  # what is done here between measurements is not done on the client's core
     with tempfile.TemporaryDirectory() as folder, MockProcess(cpu=cores[-1]) as mock:
@@ -475,20 +547,19 @@ def main() -> int:
         for number in range(1, arguments.rounds + 1):
             turn = (number - 1) % len(clients)
             for client in clients[turn:] + clients[:turn]:
-                try:
-                    for streams in arguments.bursts:
-                        show(contest.measure(client, number, streams, 0))
-                    if arguments.step_s:
-                        starts[client] = contest.ladder(client, number, starts[client], arguments.step_s)
-                except (RuntimeError, ValueError, OSError) as problem:
-                    failures.append(f"round {number}, {client}: {problem}")
-                    print(failures[-1], flush=True)
+                played = all(contest.attempt(client, number, n, 0) is not None for n in arguments.bursts)
+                if played and arguments.step_s:
+                    starts[client] = contest.ladder(client, number, starts[client], arguments.step_s)
             if arguments.json:  # after each round, so that an interrupted run leaves what it measured
-                out = {"summary": summaries(contest.rows), "rows": [as_json(r) for r in contest.rows]}
-                arguments.json.write_text(json.dumps(out | {"failures": failures}, indent=1) + "\n")
-    print_table(summaries(contest.rows))
+                out = {
+                    "summary": summaries(contest.rows, contest.failures),
+                    "rows": [as_json(row) for row in contest.rows],
+                    "failures": [str(failure) for failure in contest.failures],
+                }
+                arguments.json.write_text(json.dumps(out, indent=1) + "\n")
+    print_table(summaries(contest.rows, contest.failures))
     print(f"\n{time.monotonic() - began:.0f} s, {arguments.rounds} rounds, {platform.platform()}")
-    return 1 if failures else 0
+    return 1 if contest.failures else 0
 
 
 if __name__ == "__main__":

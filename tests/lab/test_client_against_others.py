@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +62,14 @@ def test_a_result_of_vllm_without_details_is_refused() -> None:
         others.parse_vllm({"mean_ttft_ms": 51.0}, "v-")
 
 
+def test_a_result_of_vllm_in_another_form_is_refused() -> None:
+    with pytest.raises(ValueError, match="no JSON object"):
+        others.parse_vllm([], "v-")
+    for result in ({"ttfts": [None], "itls": [[]]}, {"ttfts": [0.05], "itls": [0.02]}):
+        with pytest.raises(ValueError, match="else than times"):
+            others.parse_vllm(result, "v-")
+
+
 def test_times_of_aiperfs_records_without_warm_up_and_failures() -> None:
     lines = [aiperf("a"), aiperf("w", phase="warmup"), "\n", aiperf("f", error={"message": "reset"})]
     found = others.parse_aiperf(lines)
@@ -71,6 +82,28 @@ def test_a_record_of_aiperf_in_another_unit_is_refused() -> None:
         others.parse_aiperf([aiperf("a", unit="s")])
     with pytest.raises(ValueError, match="no record"):
         others.parse_aiperf(['{"request_count": 1}'])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metrics": {"time_to_first_token": 57.5, "inter_chunk_latency": [19.0]}},
+        {"metrics": {"time_to_first_token": {"value": 57.5}, "inter_chunk_latency": {"value": [19.0]}}},
+        {"metrics": {"time_to_first_token": {"value": None, "unit": "ms"},
+                     "inter_chunk_latency": {"value": 19.0, "unit": "ms"}}},
+        {"metadata": {"benchmark_phase": "profiling"}},
+        {"metadata": None},
+    ],
+)  # fmt: skip
+def test_a_record_of_aiperf_in_another_form_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no record of AIPerf"):
+        others.parse_aiperf([aiperf("a", **change)])
+
+
+def test_a_line_that_is_no_object_is_no_record_of_aiperf() -> None:
+    for line in ("[]", "3", "null"):
+        with pytest.raises(ValueError, match="no record of AIPerf"):
+            others.parse_aiperf([line])
 
 
 def test_errors_are_against_what_the_server_did_and_not_against_its_plan() -> None:
@@ -106,6 +139,15 @@ def test_the_rate_of_a_paced_step_is_taken_while_streams_begin_and_end() -> None
     assert row.sustained
 
 
+def test_a_request_that_the_client_does_not_report_is_no_part_of_the_load() -> None:
+    truth = [record(f"r{i}", 500 + 10 * i) for i in range(40)]
+    said = others.Reported({r["request_id"]: 50.0 for r in truth}, {r["request_id"]: [20.0, 20.0] for r in truth}, {})
+    test_request = record("", 0, gap_ms=300)  # before the load, and still running when it begins
+    for rate in (0, 300):
+        alone, with_it = (others.compare("x", 1, 40, rate, said, t, 1.0, CPU) for t in (truth, [test_request, *truth]))
+        assert with_it == alone
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -118,8 +160,8 @@ def test_the_rate_of_a_paced_step_is_taken_while_streams_begin_and_end() -> None
 )
 def test_each_part_of_the_rule_can_break_it(change: dict[str, float]) -> None:
     row = others.Row("x", 1, 400, 10_000, 9_750, 4.9, 0.049, 21, 20, 200, 0, 0, 0, 1, 1, {})
-    assert others.sustained(row)
-    assert not others.sustained(replace(row, **change))
+    assert row.sustained
+    assert not replace(row, **change).sustained
 
 
 @given(st.integers(1, 20), st.data())
@@ -152,3 +194,90 @@ def test_cpu_is_taken_between_two_moments() -> None:
     now = 1_790_000_000 * 10**9
     samples = [(now, 5.0), (now + 100 * MS, 5.0), (now + 200 * MS, 5.1)]
     assert others.cpu_between(samples, now + 50 * MS, now + 150 * MS) == pytest.approx(0.05)
+
+
+BURST = others.Row("x", 1, 250, 0, 0, 10, 0, 21, 20, 250, 0, 0, 0, 9.0, 2.0, {})
+
+
+class Scripted(others.Contest):
+    """A client that sustains rates below one and ends with an error from there on."""
+
+    def __init__(self, below: float) -> None:
+        super().__init__(argparse.Namespace(), None, 0, Path())
+        self._below = below
+
+    def measure(self, client: str, number: int, requests: int, rate: float) -> Any:
+        if rate >= self._below:
+            raise RuntimeError("ended with status 1")
+        self.rows.append(replace(BURST, requested_per_s=rate, achieved_per_s=rate, ttft_error_ms=0))
+        return self.rows[-1]
+
+
+@pytest.mark.parametrize("start", [0, 5, len(others.RATES) - 1])
+def test_a_rate_at_which_a_client_fails_is_not_sustained_and_is_marked(
+    start: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contest = Scripted(20_000)
+    assert others.RATES[contest.ladder("x", 1, start, 4.0)] == 15_000
+    assert 20_000 in [failure.requested_per_s for failure in contest.failures]
+    found = others.summaries(contest.rows, contest.failures)
+    assert found["x"]["sustained_per_s"] == 15_000
+    others.print_table(found)
+    told = capsys.readouterr().out
+    assert "| x | 15,000 \\* |" in told
+    assert "x failed in some round at " in told
+    assert "round 1, x, 20,000/s: ended with status 1" in told
+
+
+def test_a_round_in_which_every_rate_failed_counts_as_none() -> None:
+    paced = replace(BURST, requested_per_s=4_000, achieved_per_s=4_000, ttft_error_ms=0)
+    failures = [others.Failure("x", number, 160, 4_000, "gone") for number in (2, 3)]
+    assert others.summarise([paced], failures)["sustained_per_s"] == 0
+
+
+def test_a_client_that_failed_at_a_burst_in_every_round_has_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [BURST, replace(BURST, client="y"), replace(BURST, client="y", requests=1000)]
+    failures = [others.Failure("x", 1, 1000, 0, "gone"), others.Failure("z", 1, 250, 0, "gone")]
+    others.print_table(others.summaries(rows, failures))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[2].startswith("| x | - |")
+    assert lines[2].endswith("| 250 of 250 | - | - | - |")
+    assert lines[4] == "| z | - | - | - | - | - | - | - | - |"
+
+
+class Sleeper(others.Contest):
+    """A client that never ends."""
+
+    def __init__(self, folder: Path) -> None:
+        class Mock:
+            def play(self, script: object) -> None: ...
+
+        super().__init__(argparse.Namespace(), Mock(), min(os.sched_getaffinity(0)), folder)
+
+    def _command(self, client: str, requests: int, rate: float, folder: Path) -> tuple[list[str], dict[str, str]]:
+        return ["sleep", "600"], {}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the script pins its clients, as Linux does")
+@pytest.mark.parametrize("cause", [KeyboardInterrupt, subprocess.TimeoutExpired("sleep", 120)])
+def test_no_client_is_left_running(cause: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    wait = subprocess.Popen.wait
+
+    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is None:  # after the kill
+            return wait(process)
+        started.append(process.pid)
+        raise cause
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    contest = Sleeper(tmp_path)
+    if cause is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            contest.attempt("x", 1, 1, 4_000)
+    else:
+        assert contest.attempt("x", 1, 1, 4_000) is None
+        assert "took longer than 120 s" in contest.failures[0].problem
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)

@@ -147,6 +147,12 @@ def test_llamacpps_drafts_of_several_slots_are_sampled_badly_in_the_backend() ->
     ):
         assert found(a={**drafting, **quiet}) == ""
     assert switch not in found(a={**drafting, "slots": 1})  # one at a time
+    paced = {"off": {"type": "embedded"}, "a": drafting}
+    rates = campaign(paced, baseline="off", levels=[1, 30], arrivals={"process": "poisson"})
+    (told,) = trap_sentences(rates)  # a level is a rate: no number of streams is told
+    assert "acceptance falls wherever requests overlap for no reason of the drafter's" in told
+    one = campaign({**paced, "a": {**drafting, "slots": 1}}, baseline="off", arrivals={"process": "poisson"})
+    assert list(trap_sentences(one)) == []
 
 
 def test_a_command_line_written_by_hand_is_looked_at_too() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,20 @@ def test_summaries_set_loops_apart_and_average_spec_bench() -> None:
     assert any("HumanEval" in line for line in table_lines({"chain 3": summary}))
     nothing = dataclasses.replace(results[0], drafts=0, accepted=0)
     assert group_result([nothing], 1, 200).acceptance_length is None
+
+
+def test_shapes_that_were_evaluated_on_other_prompts_show_their_own_counts() -> None:
+    def shape(looping: Sequence[bool], suite: str = "HumanEval") -> dict[str, Any]:
+        made = [PromptResult(str(n), suite, "code", 20, 10, 5, (5,), loops) for n, loops in enumerate(looping)]
+        return summarise(made, 1, 20)
+
+    few, many, other = shape([True, False, False]), shape([True] * 3 + [False] * 27), shape([False], "MBPP")
+    (row,) = [line for line in table_lines({"a": few, "b": many}) if line.startswith("| HumanEval |")]
+    assert row.startswith("| HumanEval | 3 / 30 | 33% / 10% |")
+    (row,) = [line for line in table_lines({"a": few, "b": few, "c": other}) if line.startswith("| HumanEval |")]
+    assert row.startswith("| HumanEval | 3 | 33% |")
+    (row,) = [line for line in table_lines({"c": other, "a": few, "b": many}) if line.startswith("| HumanEval |")]
+    assert row.startswith("| HumanEval | – / 3 / 30 | – / 33% / 10% |")
 
 
 def test_ready_configs_are_valid_and_mistakes_are_named(tmp_path: Path) -> None:

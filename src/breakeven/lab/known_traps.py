@@ -26,7 +26,7 @@ def trap_sentences(campaign: Campaign) -> Iterator[str]:
     for name, arm in campaign.arms.items():
         command, env = started_with(arm)
         levels = () if campaign.open_loop else campaign.levels
-        for sentence in traps(command, env, sorted(levels)):
+        for sentence in traps(command, env, sorted(levels), campaign.open_loop):
             yield f"{name} {sentence}"
         if isinstance(arm, EmbeddedArm) and isinstance(arm.speculation, Speculation):
             shape = arm.speculation

@@ -168,20 +168,32 @@ def groups_of(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def table_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Markdown rows, one per group: prompts, share of looping answers, then per shape the length with its interval."""
+    """Markdown rows, one per group: prompts, share of looping answers, then per shape the length with its interval.
+
+    The first two are given once where the shapes agree, else for each shape in the order of the columns (`3 / 30`).
+    """
     shapes = list(tables)
     lines = [
         "| group | prompts | looping | " + " | ".join(f"{shape}: all | without loops" for shape in shapes) + " |",
         "|" + "---|" * (3 + 2 * len(shapes)),
     ]
-    for name, row in groups_of(tables).items():
-        prompts = row["all"]["prompts"]
-        cells = [name, str(prompts), f"{row['loops']['prompts'] / prompts:.0%}"]
-        for shape in shapes:
-            entry = tables[shape]["groups"].get(name)
+    for name in groups_of(tables):
+        entries = [tables[shape]["groups"].get(name) for shape in shapes]
+        prompts = [None if entry is None else entry["all"]["prompts"] for entry in entries]
+        looping = [None if entry is None else entry["loops"]["prompts"] / entry["all"]["prompts"] for entry in entries]
+        cells = [name, _by_shape(prompts, "d"), _by_shape(looping, ".0%")]
+        for entry in entries:
             cells += ["–" if entry is None else _cell(entry[kind]) for kind in ("all", "without_loops")]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _by_shape(values: Sequence[float | None], form: str) -> str:
+    """The value that the shapes agree on, or all of them; None is a shape without the group."""
+    known = [format(value, form) for value in values if value is not None]
+    if len(set(known)) == 1:
+        return known[0]
+    return " / ".join("–" if value is None else format(value, form) for value in values)
 
 
 def _cell(entry: Mapping[str, Any]) -> str:

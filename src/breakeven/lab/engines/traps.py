@@ -30,8 +30,11 @@ _LLAMA_SLOTS = 4  # what llama-server takes where it is not told (--parallel bel
 PRETENDING = ("SGLANG_SIMULATE_ACC_LEN", "LLAMA_ARG_SPEC_SYNTH_LEN", "LLAMA_ARG_SPEC_SYNTH_RATES")
 
 
-def traps(command: Sequence[str], env: Mapping[str, str], levels: Sequence[int] = ()) -> Iterator[str]:
-    """The traps of one server. `levels`: the loads that it will be measured at, in streams."""
+def traps(
+    command: Sequence[str], env: Mapping[str, str], levels: Sequence[int] = (), open_loop: bool = False
+) -> Iterator[str]:
+    """The traps of one server. `levels`: the loads that it will be measured at, in streams; none where requests come
+    at a rate (`open_loop`), since how many run together is then not known beforehand."""
     flags = tuple(command)
     config = _vllm_config(flags)
     yield from _synthetic(flags, env)
@@ -45,7 +48,7 @@ def traps(command: Sequence[str], env: Mapping[str, str], levels: Sequence[int] 
         yield from _beyond_graphs(flags, levels)
     if any(re.search(r"llama-server(\.exe)?\Z", part) for part in flags[:2]):
         yield from _slots(flags, levels)
-        yield from _drafts_of_several(flags, env, levels)
+        yield from _drafts_of_several(flags, env, levels, open_loop)
 
 
 def synthetic_length(command: Sequence[str], env: Mapping[str, str]) -> float | None:
@@ -200,7 +203,9 @@ def _slots(flags: tuple[str, ...], levels: Sequence[int]) -> Iterator[str]:
         yield f"serves {slots} requests at once{default}: at {_listed(crowded)} streams the others wait for a slot"
 
 
-def _drafts_of_several(flags: tuple[str, ...], env: Mapping[str, str], levels: Sequence[int]) -> Iterator[str]:
+def _drafts_of_several(
+    flags: tuple[str, ...], env: Mapping[str, str], levels: Sequence[int], open_loop: bool
+) -> Iterator[str]:
     """llama.cpp's EAGLE-3 drafts of more than one slot, as build 11434 samples them (docs/engines.md)."""
     drafts = any("draft-eagle3" in value.split(",") for value in option_values(flags, "--spec-type"))
     switches = [flag for flag in flags if flag in _BACKEND_SAMPLING]
@@ -209,10 +214,11 @@ def _drafts_of_several(flags: tuple[str, ...], env: Mapping[str, str], levels: S
     on = switches[-1] == _BACKEND_SAMPLING[0] if switches else not off
     several = [level for level in levels if level > 1]
     told = _integer(next(option_values(flags, "--parallel", "-np"), None))
-    if drafts and on and several and told != 1:
+    if drafts and on and (several or open_loop) and told != 1:
+        where = f"at {_listed(several)} streams" if several else "wherever requests overlap"
         yield (
             "samples the drafts of all slots in the backend, and llama.cpp (seen in build 11434, on a CPU) then drafts "
-            f"badly for all but one of those that run together: acceptance falls at {_listed(several)} streams for no "
+            f"badly for all but one of those that run together: acceptance falls {where} for no "
             "reason of the drafter's. Add --no-spec-draft-backend-sampling to its flags"
         )
 
