@@ -383,6 +383,27 @@ def test_a_warm_cell_whose_filling_failed_is_invalid_and_quotes_the_first_error(
     assert [record.extra["cache_fill_failed"] for record in run.read_cells() if record.key.arm == "off"] == [0]
 
 
+def test_a_server_that_ends_while_its_cache_is_filled_takes_no_launch_for_ever(tmp_path: Path) -> None:
+    # Request 0 of each launch is the probe, and the next one begins to fill the first cell's cache.
+    dying = {**LIFE, "die_after": 0, "death": "exit", "fault_from": 1}
+    found = campaign(
+        arms={"off": mock_arm(LIFE), "on": mock_arm(dying)}, cache="warm", levels=[1, 2], blocks=1,
+        warmup={"requests": 0},
+    )  # fmt: skip
+    run, outcome = execute(tmp_path / "run", found)
+    assert list(outcome.invalid) == ["b00-on-coding-c001", "b00-on-coding-c002"]
+    assert all(reasons[0].startswith("the server ended during the cell") for reasons in outcome.invalid.values())
+    assert all("requests that fill the cache failed" in "; ".join(reasons) for reasons in outcome.invalid.values())
+
+    def launches() -> int:
+        return sum(event["event"] == "arm_started" and event["arm"] == "on" for event in run.read_journal())
+
+    assert launches() == 2
+    left = sum(not record.measured for record in run.read_cells())
+    execute(tmp_path / "run", found)
+    assert launches() == 2 + left  # cells without requests are tried again by whoever resumes the run
+
+
 def test_a_warm_cache_whose_hits_are_not_reported_is_named(tmp_path: Path) -> None:
     hidden = {**LIFE, "faults": ["cache_unreported"]}
     found = campaign(arms={"off": mock_arm(LIFE), "on": mock_arm(hidden)}, cache="warm", levels=[1], blocks=1)

@@ -205,6 +205,37 @@ def test_a_cached_file_that_was_changed_is_refused_where_the_run_had_another(hub
     assert first.sha256 in str(raised.value)
 
 
+def test_deleting_the_file_that_is_named_has_it_fetched_again(hub: Hub, use: Use, tmp_path: Path) -> None:
+    (first,) = read_data_files([asked()])
+    known = pins({"files": [first.record()]})
+    (held,) = (path for path in (tmp_path / "hf").resolve().rglob("blobs/*") if path.is_file())
+    held.write_bytes(lines(questions(6, "plums")))
+    with pytest.raises(PromptError, match=r"Delete .*, so that it is fetched again") as raised:
+        read_data_files([asked()], known)
+    assert f"Delete {held}, so" in str(raised.value)
+    held.unlink()
+    assert read_data_files([asked()], known) == (first,)
+
+
+def test_files_that_are_read_together_are_of_one_commit_though_the_branch_moves(hub: Hub, use: Use) -> None:
+    def push(words: str) -> None:
+        if "commit" in words:  # the first file has come
+            hub.main = NEW
+
+    files = [asked(), asked(PARQUET), asked(limit=3), asked(revision="v1")]
+    found = read_data_files(files, say=push)
+    assert [file.commit for file in found] == [OLD] * 4
+    assert all("figs" in prompt.messages[0]["content"] for file in found for prompt in file.prompts)
+    assert read_data_files(files, pins({"files": [file.record() for file in found]})) == found
+    assert read_data_files([asked()])[0].commit == NEW
+
+
+def test_a_domain_that_no_file_has_is_told_with_the_data_set(hub: Hub, use: Use) -> None:
+    given = small_campaign(workload={"files": [asked().model_dump()], "domains": ["none"], "max_tokens": 32})
+    with pytest.raises(PromptError, match=f"^{REPO}, {LINES} holds no prompt of the domain 'none'"):
+        load_suites(given)
+
+
 def test_offline_without_the_file_says_which_data_set_and_what_to_do(hub: Hub, use: Use) -> None:
     use(HF_HUB_OFFLINE="1")
     with pytest.raises(PromptError) as raised:

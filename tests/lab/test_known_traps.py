@@ -40,6 +40,7 @@ def typed(type: str, *flags: str, **speculation: Any) -> dict[str, Any]:
     return value
 
 
+SHELL = "vllm serve m --port {port} --no_enable_prefix_caching"
 KIMI = {"num_steps": 2, "eagle_topk": 4, "num_draft_tokens": 16}
 
 
@@ -297,3 +298,30 @@ def test_a_server_without_a_prefix_cache_is_not_asked_for_its_hits() -> None:
     lints = [lint.message for lint in summarise(made, {}, cells).lints]
     told = [message for message in lints if "does not report hits of its prefix cache" in message]
     assert [message.partition(" ")[0] for message in told] == ["cached"]
+
+
+@pytest.mark.parametrize(
+    ("arm", "option"),
+    [
+        (typed("vllm", "--no-enable-prefix-caching"), "--no-enable-prefix-caching"),
+        ({"type": "command", "command": ["sglang", "--port={port}", "--disable-radix-cache"]}, "--disable-radix-cache"),
+        ({"type": "command", "command": ["sh", "-c", SHELL]}, "--no-enable-prefix-caching"),
+    ],
+)
+def test_cells_that_are_declared_warm_are_named_where_the_cache_is_switched_off(
+    arm: dict[str, Any], option: str
+) -> None:
+    made = synthetic.campaign(
+        arms={"off": {"type": "vllm", "model": "/m"}, "bare": arm}, workload={"domains": ("coding",)},
+        levels=(1, 2), blocks=1, conditions={"cache": ["cold", "warm"]},
+    )  # fmt: skip
+    cells = [
+        replace(cell, requests=tuple(replace(request, cached_tokens=None) for request in cell.requests))
+        for cell in synthetic.cells(made, lambda *of: 1.0)
+    ]
+    lints = [lint for lint in summarise(made, {}, cells).lints if "prefix cache" in lint.message]
+    assert [lint.message.partition(" ")[0] for lint in lints] == ["off", "bare"]
+    assert lints[1].message == (
+        f"bare has its prefix cache switched off ({option}), though cells are declared warm: they were measured cold"
+    )
+    assert lints[1].cells == ["b00-bare-coding+warm-c001", "b00-bare-coding+warm-c002"]

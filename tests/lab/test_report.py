@@ -178,6 +178,18 @@ def test_one_block_one_domain_and_nothing_valid_each_give_a_page_and_a_table() -
     assert "undecided" in markdown(nothing)
 
 
+def test_records_that_were_left_out_as_placeholders_are_said_in_every_form() -> None:
+    one = {"hub": "someone/sums", "path": "data/questions.parquet", "sha256": "0" * 64, "placeholders": 494}
+    files = [one, {"path": "own.jsonl", "sha256": "1" * 64, "placeholders": 0}]
+    asked = synthetic.campaign(blocks=1, levels=(1,))
+    records = synthetic.cells(asked, synthetic.by_level())
+    summary = summarise(asked, {**synthetic.ENVIRONMENT, "files": files}, records)
+    said = "someone/sums, data/questions.parquet: 494 records hold a placeholder instead of their text"
+    assert [lint.message[: len(said)] for lint in summary.lints if "placeholder" in lint.message] == [said]
+    for text in (page(summary), markdown(summary), printed(summary)):
+        assert "questions.parquet: 494 records hold a placeholder" in " ".join(text.split())
+
+
 # The terminal
 
 

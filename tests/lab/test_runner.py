@@ -268,8 +268,9 @@ def test_a_server_that_dies_between_cells_costs_none(tmp_path: Path) -> None:
     assert servers_left(run) == []
 
 
+@pytest.mark.parametrize("lags", [1, 2])
 def test_a_cell_whose_server_was_found_dead_before_it_is_measured_by_the_next_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lags: int
 ) -> None:
     seen_dead: list[bool] = []
     alive = LaunchedArm.alive
@@ -278,7 +279,7 @@ def test_a_cell_whose_server_was_found_dead_before_it_is_measured_by_the_next_la
         if alive(arm):
             return True
         seen_dead.append(True)
-        return len(seen_dead) == 1  # between the cells nothing shows; then its cache cannot be reset
+        return len(seen_dead) <= lags  # between the cells nothing shows; then its cache cannot be reset
 
     monkeypatch.setattr(LaunchedArm, "alive", lagging)
     path = tmp_path / "run"
@@ -377,7 +378,46 @@ def test_a_reset_that_fails_leaves_the_cell_unmeasured_with_the_reason(tmp_path:
     assert servers_left(run) == []
 
 
+def test_of_a_cell_that_was_tried_twice_the_last_try_counts(tmp_path: Path) -> None:
+    given = campaign(blocks=1, levels=[1])
+    run, outcome = execute(tmp_path / "run", given)
+    assert outcome.invalid == {}
+    tried = min(run.cell_ids())
+    for event, reasons in (("cell_invalid", ["first"]), ("cell_invalid", ["second"]), ("cell_finished", [])):
+        run.journal(event, cell=tried, reasons=reasons)
+        _, outcome = execute(tmp_path / "run", given)
+        assert outcome.invalid == ({tried: tuple(reasons)} if reasons else {})
+
+
 # Progress
+
+
+def test_a_cell_that_is_tried_again_is_not_done_meanwhile(tmp_path: Path) -> None:
+    given = campaign(blocks=1, levels=[3])
+    schedule = build_schedule(given, load_suites(given))
+    run = RunDirectory.create(tmp_path / "run", given, "", prepare(given, schedule))
+    console = Console(file=io.StringIO(), width=200)
+    progress = Progress(run, schedule, console)
+
+    def shown() -> str:
+        with console.capture() as captured:
+            console.print(progress._draw())
+        return captured.get()
+
+    first, second = (cell.key for cell in schedule.cells())
+    progress(CellBegan(first, 3))
+    progress(CellEnded(first, 1.0, 3, 9, ()))
+    progress(CellBegan(second, 3))
+    progress(CellEnded(second, 0.1, 0, 0, ("the server ended during the cell",)))
+    assert "2/2 cells" in shown()
+    assert "1 invalid" in shown()
+    progress(CellBegan(second, 3))
+    assert "1/2 cells" in shown()
+    assert " left" in shown()
+    assert "invalid" not in shown()
+    progress(CellEnded(second, 1.0, 3, 9, ()))
+    assert "2/2 cells" in shown()
+    assert "all cells measured" in shown()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

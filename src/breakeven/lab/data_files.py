@@ -7,7 +7,7 @@ whoever resumes the run gets that commit.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,7 @@ class DataFile:
     def note(self) -> str | None:
         """What a reader of the results must know of it."""
         left_out = self.reading.placeholders
-        if not left_out:
-            return None
-        return (
-            f"{_name(self.asked)}: {left_out} records hold a placeholder instead of their text and are left out; this "
-            f"is not the whole data set, whose own tool must be run to complete it"
-        )
+        return _left_out(name_of(self.asked), left_out) if left_out else None
 
 
 def read_data_files(
@@ -72,9 +67,18 @@ def read_data_files(
 ) -> tuple[DataFile, ...]:
     """All files, in their order. `pinned`: the commits of an earlier start. `say` is told what is fetched.
 
+    A revision is resolved once: a branch that moves meanwhile would mix two states of a data set.
+
     PromptError for a file that cannot be had or read, or that differs from the pinned one.
     """
-    return tuple(_read(file, pinned or {}, say) for file in files)
+    commits: dict[tuple[str, str], str] = {}
+    found = []
+    for file in files:
+        read = _read(file, pinned or {}, commits, say)
+        if file.hub is not None and read.commit is not None:
+            commits.setdefault((file.hub, _revision(file)), read.commit)
+        found.append(read)
+    return tuple(found)
 
 
 def pins(environment: Mapping[str, Any]) -> dict[Asked, Pin]:
@@ -92,19 +96,51 @@ def notes(files: Sequence[DataFile]) -> list[str]:
     return [note for note in (file.note() for file in files) if note is not None]
 
 
-def _read(file: PromptFile, pinned: Mapping[Asked, Pin], say: Callable[[str], None]) -> DataFile:
+def incomplete(environment: Mapping[str, Any]) -> Iterator[str]:
+    """The same of the files in a run's `environment.json`, for its report."""
+    files = environment.get("files")
+    for entry in files if isinstance(files, list) else ():
+        count = entry.get("placeholders") if isinstance(entry, Mapping) else None
+        if isinstance(count, int) and count > 0:
+            yield _left_out(_name(entry.get("hub"), str(entry.get("path"))), count)
+
+
+def name_of(file: PromptFile) -> str:
+    """A file's name in messages."""
+    return _name(file.hub, file.path)
+
+
+def _name(hub: str | None, path: str) -> str:
+    return path if hub is None else f"{hub}, {path}"
+
+
+def _left_out(name: str, count: int) -> str:
+    return (
+        f"{name}: {count} records hold a placeholder instead of their text and are left out; this is not the whole "
+        f"data set, whose own tool must be run to complete it"
+    )
+
+
+def _read(
+    file: PromptFile,
+    pinned: Mapping[Asked, Pin],
+    commits: Mapping[tuple[str, str], str],
+    say: Callable[[str], None],
+) -> DataFile:
+    """One file. `commits`: what the revisions of this reading's earlier files stood for, by data set and revision."""
     commit, pin, path = None, None, Path(file.path)
     if file.hub is not None:
         pin = pinned.get((file.hub, file.path, _revision(file)))
-        held = hub.fetch(file.hub, file.path, pin.commit if pin else file.revision, say)
+        revision = pin.commit if pin else commits.get((file.hub, _revision(file)), file.revision)
+        held = hub.fetch(file.hub, file.path, revision, say)
         path, commit = held.path, held.commit
     # Prompts first: a path that cannot be read gets the reader's message.
     reading = read_records(path, file.format, file.domain, file.limit, data_set=_data_set(file))
     sha256, size = _digest(path)
     if pin is not None and pin.sha256 != sha256:
         raise PromptError(
-            f"{_name(file)}: the file in the cache ({path}) is not the one that the run was begun with: its SHA-256 is "
-            f"{sha256}, that of the run {pin.sha256}. Delete it there, so that it is fetched again"
+            f"{name_of(file)}: the file in the cache ({path}) is not the one that the run was begun with: its SHA-256 "
+            f"is {sha256}, that of the run {pin.sha256}. Delete {path.resolve()}, so that it is fetched again"
         )
     return DataFile(file, commit, sha256, size, reading)
 
@@ -124,7 +160,3 @@ def _revision(file: PromptFile) -> str:
 def _data_set(file: PromptFile) -> str | None:
     """The data set's name without its owner's."""
     return None if file.hub is None else file.hub.rpartition("/")[2]
-
-
-def _name(file: PromptFile) -> str:
-    return file.path if file.hub is None else f"{file.hub}, {file.path}"

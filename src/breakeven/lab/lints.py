@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from scipy.stats import f as f_distribution
 
 from breakeven.lab.campaign import AttachArm, Campaign, CommandArm, EmbeddedArm, Speculation
+from breakeven.lab.data_files import incomplete
 from breakeven.lab.engines import EngineArm, EngineSpeculation
 from breakeven.lab.engines.base import has_option, option_name, option_values
 from breakeven.lab.engines.speculation import edges
@@ -83,6 +84,7 @@ def with_run_lints(campaign: Campaign, summary: Summary) -> Summary:
     """
     found = itertools.chain(
         _same(prompts(summary.environment)),
+        _same(incomplete(summary.environment)),
         _same(noisy_levels(campaign, summary.noise)),
         _same(texts_differ(summary.agreement)),
         _same(provenance(campaign, summary.environment)),
@@ -192,16 +194,26 @@ _NO_CACHE = {"--no-enable-prefix-caching", "--disable-radix-cache"}  # of vLLM a
 
 
 def unseen_cache(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[Lint]:
-    """A server that does not report its prefix cache's hits could be warm without anybody noticing, if it has one."""
+    """A server that does not report its prefix cache's hits could be warm without anybody noticing, if it has one.
+
+    One whose cache is switched off is cold, hits or no hits, whatever its cells are declared to be.
+    """
     for name, own in _by_arm(campaign, cells).items():
-        if _NO_CACHE & set(getattr(campaign.arms.get(name), "flags", ())):
+        warm = [c.record.key.id for c in own if campaign.setting(c.record.key.condition).cache == "warm"]
+        options = set(map(option_name, " ".join(started_with(campaign.arms[name])[0]).split()))
+        if off := sorted(_NO_CACHE & options):
+            if warm:
+                yield Lint(
+                    message=f"{name} has its prefix cache switched off ({' '.join(off)}), though cells are declared"
+                    " warm: they were measured cold",
+                    cells=warm,
+                )
             continue
         blind = [c for c in own if c.metrics.cached_share.value is None]
         if own and len(blind) == len(own):
             how = "resets" if own[0].record.extra.get("cache") == "reset" else "salts"
-            warm = {campaign.setting(c.record.key.condition).cache == "warm" for c in own}
-            rests = [f"that it was cold rests on {how}"] if False in warm else []
-            rests += ["that it was warm, as declared, rests on sending its prompts beforehand"] if True in warm else []
+            rests = [f"that it was cold rests on {how}"] if len(warm) < len(own) else []
+            rests += ["that it was warm, as declared, rests on sending its prompts beforehand"] if warm else []
             yield Lint(
                 message=f"{name} does not report hits of its prefix cache: {' and '.join(rests)} alone"
                 " (vLLM reports them with --enable-prompt-tokens-details)",

@@ -18,7 +18,7 @@ from typing import Any
 
 from breakeven.lab import lints
 from breakeven.lab.campaign import JOIN, SENTINEL, AttachArm, Campaign
-from breakeven.lab.data_files import DataFile, read_data_files
+from breakeven.lab.data_files import DataFile, name_of, read_data_files
 from breakeven.lab.data_files import notes as notes_on_files
 from breakeven.lab.design import (
     CellPromptSelection,
@@ -105,7 +105,7 @@ def load_suites(campaign: Campaign, files: Sequence[DataFile] | None = None) -> 
         source = workload.prompts_file
         given: Iterable[Prompt] = read_prompts_file(source).prompts
     elif workload.files:
-        source = ", ".join(file.path for file in workload.files)
+        source = "; ".join(map(name_of, workload.files))
         read = read_data_files(workload.files) if files is None else files
         given = itertools.chain.from_iterable(file.prompts for file in read)
     else:

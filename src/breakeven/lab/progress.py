@@ -59,7 +59,7 @@ class Progress:
             key = keys.get(str(event.get("cell")))
             if key is not None and event.get("requests") and isinstance(event.get("seconds"), (int, float)):
                 self._forecast.cell_took(key, float(event["seconds"]))
-        self._invalid = 0
+        self._invalid: set[str] = set()
         self._state = "getting ready"
         self._key: CellKey | None = None
         self._cell_requests = 0
@@ -114,6 +114,9 @@ class Progress:
                 for problem in event.problems:
                     self._say(f"{self._where(event.block, event.arm)}: {problem}", "yellow")
             case CellBegan():
+                # A cell whose server was found dead before it is tried again.
+                self._todo[event.key.id] = event.key
+                self._invalid.discard(event.key.id)
                 self._key, self._cell_requests, self._cell_done, self._cell_failed = event.key, event.requests, 0, 0
                 self._cell_began = time.monotonic()
             case CellProgress():
@@ -129,7 +132,7 @@ class Progress:
         if event.requests:
             self._forecast.cell_took(event.key, event.seconds)
         if event.invalid:
-            self._invalid += 1
+            self._invalid.add(event.key.id)
             self._say(f"{self._cell_words(event.key)}: invalid: {event.invalid[0]}", "yellow")
         else:
             rate = f"{event.tokens / event.seconds:.1f} tok/s" if event.seconds > 0 else ""
@@ -168,7 +171,7 @@ class Progress:
         elapsed = duration(time.monotonic() - self._began)
         note = f"{done}/{self._total} cells, {elapsed} elapsed, {self._left_words()}"
         if self._invalid:
-            note += f", {self._invalid} invalid"
+            note += f", {len(self._invalid)} invalid"
         grid.add_row("campaign", ProgressBar(total=self._total, completed=done, width=30), Text(note))
         if self._key is not None:
             failed = f", {self._cell_failed} failed" if self._cell_failed else ""

@@ -181,7 +181,6 @@ class CampaignRunner:
     on_event: Callable[[Event], None] = lambda event: None
     arm_factory: ArmFactory = make_arm
     _start_failures: list[str] = field(default_factory=list)
-    _invalid: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _client: LoadBackend = field(default_factory=LoadClient)
     _looks: Looks = field(init=False)
     _capacity: Capacity | None = None
@@ -312,14 +311,16 @@ class CampaignRunner:
         }
 
     def _all_invalid(self) -> dict[str, tuple[str, ...]]:
-        """The invalid cells on disk, of earlier starts too."""
-        known = dict(self._invalid)
+        """The invalid cells on disk, of earlier starts too. Of a cell that was tried again, its last try counts."""
+        known: dict[str, tuple[str, ...]] = {}
         for event in self.run.read_journal():
-            if event.get("event") == "cell_invalid" and event.get("cell") not in known:
-                known[str(event.get("cell"))] = tuple(map(str, event.get("reasons", ())))
+            name = str(event.get("cell"))
+            if event.get("event") == "cell_invalid":
+                known[name] = tuple(map(str, event.get("reasons", ())))
+            elif event.get("event") == "cell_finished":
+                known.pop(name, None)
         now = self.run.cell_ids()
-        valid = {e.get("cell") for e in self.run.read_journal() if e.get("event") == "cell_finished"}
-        return {name: reasons for name, reasons in sorted(known.items()) if name in now and name not in valid}
+        return {name: reasons for name, reasons in sorted(known.items()) if name in now}
 
     def _end_leftover_servers(self) -> None:
         """A run that was killed may have left its server. Its identity is in the journal."""
@@ -419,8 +420,11 @@ class CampaignRunner:
                     return left
                 before = launch.cells
                 died = self._cell(launch, left[0])
+                # A server that ended before the cell's first request costs no cell: the next launch has it. A launch
+                # that got no further than this in its first cell gives it up, since what comes before the requests
+                # (filling its cache, say) may be what ends the server; without requests it is left to --resume.
                 if not died or launch.cells > before or not before:
-                    del left[0]  # else the server was dead before it, and the next launch has it
+                    del left[0]
                 if died:
                     self._server_failed(plan, died)
                     return left
@@ -495,7 +499,8 @@ class CampaignRunner:
         self.on_event(CellBegan(cell.key, requests))
         record = self._measure(launch, cell)
         launch.cells += bool(record.requests)
-        failures = any(gates.failed(request) for request in record.requests)
+        # Without requests something failed too, such as a reset by a server that was about to end.
+        failures = not record.requests or any(gates.failed(request) for request in record.requests)
         died = "" if _outlives(launch.arm, failures=failures) else launch.arm.obituary()
         if died:
             reason = f"the server ended during the cell: {died}"
@@ -673,8 +678,6 @@ class CampaignRunner:
         event = "cell_invalid" if record.invalid else "cell_finished"
         details: dict[str, Any] = {"reasons": list(record.invalid)} if record.invalid else {}
         self.run.journal(event, cell=record.key.id, seconds=round(seconds, 3), requests=len(record.requests), **details)
-        if record.invalid:
-            self._invalid[record.key.id] = record.invalid
         tokens = sum(r.completion_tokens or 0 for r in record.requests)
         self.on_event(CellEnded(record.key, seconds, len(record.requests), tokens, record.invalid))
 

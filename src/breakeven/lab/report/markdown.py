@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from breakeven.lab.data_files import incomplete
 from breakeven.lab.report import policy, words
 from breakeven.lab.summary import ALL, Comparison, Summary
 
@@ -86,8 +87,9 @@ def markdown(summary: Summary) -> str:
         if len(summary.invalid) > _SHOWN:
             lines.append(f"- and {len(summary.invalid) - _SHOWN} more")
         lines.append("")
-    said = [lint.message for lint in summary.lints if "no interval" in lint.message]
-    lines += [f"- {plain(message)}" for message in said[:1]] + [""] * bool(said)
+    said = [lint.message for lint in summary.lints if "no interval" in lint.message][:1]
+    said += incomplete(summary.environment)
+    lines += [f"- {plain(message)}" for message in said] + [""] * bool(said)
     kind = "repetitions" if words.imported(summary) else "blocks of server launches"
     lines.append(
         f"{c.blocks} {kind}, margin {c.margin * 100:g}%; ratios are arm ÷ {plain(c.baseline)}, for"

@@ -2,15 +2,16 @@
 
 | format | what is read | recognised by |
 |---|---|---|
-| prompts | JSONL of `id`, `domain`, `messages` or `prompt` (docs/workload.md) | `id` with `messages` or `prompt` |
-| sharegpt | `conversations` of `from`/`value` (or `role`/`content`), up to a user's turn | `conversations` |
-| humaneval | `prompt`, a function to complete | `task_id`, `entry_point` |
+| prompts | JSONL of `id`, `domain`, `messages` or `prompt` (docs/workload.md) | `id`, and nothing but these fields |
+| sharegpt | `conversations` of `from`/`value` (or `role`/`content`), up to a user's turn | `conversation(s)` |
+| humaneval | `prompt`, a function to complete | `prompt`, `entry_point` |
 | mbpp | `text` (or `prompt`) and the first of `test_list` | `test_list` |
-| spec-bench | `turns` (MT-bench: also `prompt`, a list), the first; `category` becomes the domain | `question_id` |
-| speed-bench | `turns` or `messages`, the first question; `category` becomes the domain | `turns` |
+| spec-bench | the first of `turns`; `category` is the domain | `turns`, `question_id` |
+| (MT-bench) | the same of `prompt`, a list | `prompt` as a list, `category` |
+| speed-bench | `turns` or `messages`, the first question; `category` is the domain | `turns` or `messages` |
 | gsm8k | `question` | `question`, `answer` |
 | bfcl | `question` (turns of messages) with the functions described in a system message | `question` as a list |
-| swe-bench | a trajectory's `messages`, `trajectory` or `history`, up to the assistant's last turn | these |
+| swe-bench | these, up to the assistant's last turn | `trajectory`; `history`; `messages`, `instance_id` |
 | csv | a column `prompt`, `question`, `instruction`, `text` or `input`; `id`, `domain` | .csv, .tsv |
 | text | one prompt a line, or separated by lines of `---` | anything else |
 
