@@ -21,6 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         ("smollm2-2-cores", "aa-run.tar.gz", "aa-"),
         ("synthetic-acceptance", "run.tar.gz", ""),
         ("real-engines-2-cores", "vllm-run.tar.gz", "vllm-"),
+        ("real-engines-2-cores", "llamacpp-run.tar.gz", "llamacpp-"),
     ],
 )
 def test_the_examples_report_comes_from_its_data(tmp_path: Path, example: str, archive: str, prefix: str) -> None:

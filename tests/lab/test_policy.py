@@ -295,7 +295,7 @@ def test_off_for_want_of_a_verdict_is_said_of_all_families() -> None:
     found = decide(made.model_copy(update={"comparisons": rows}))
     assert found.off
     assert found.choices[0].undecided == ("ngram",)
-    assert any("1 streams (ngram)" in note and "want of a verdict" in note for note in found.notes)
+    assert any("1 stream (ngram)" in note and "want of a verdict" in note for note in found.notes)
     assert report_policy.ranges_in_words(found) == "off at every load: no gain is decided yet"
     synthetic = [c.model_copy(update={"synthetic": True}) for c in rows]
     found = decide(made.model_copy(update={"comparisons": synthetic}))

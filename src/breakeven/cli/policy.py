@@ -70,7 +70,9 @@ def _print(found: Policy) -> None:
         if choice.ci_low is not None and choice.ci_high is not None:
             ratio += f" [{percent(choice.ci_low)}, {percent(choice.ci_high)}]"
         depth = f"{choice.depth} deep ({choice.arm})" if choice.depth else "off"
-        typer.echo(f"{choice.level:>6} streams: {depth}{ratio} ({choice.reason})")
+        typer.echo(
+            f"{choice.level:>6} {'stream: ' if choice.level == 1 else 'streams:'} {depth}{ratio} ({choice.reason})"
+        )
     typer.echo(f"policy: {ranges_in_words(found)}")
     for note in found.notes:
         typer.echo(f"note: {note}")

@@ -238,7 +238,9 @@ def _waiting(chosen: Sequence[LevelChoice]) -> list[str]:
     waiting = [choice for choice in chosen if choice.undecided]
     if not waiting:
         return []
-    told = ", ".join(f"{choice.level} streams ({', '.join(choice.undecided)})" for choice in waiting)
+    told = ", ".join(
+        f"{choice.level} stream{'s' if choice.level != 1 else ''} ({', '.join(choice.undecided)})" for choice in waiting
+    )
     return [f"off at {told} for want of a verdict, not because of one"]
 
 
