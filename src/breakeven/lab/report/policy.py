@@ -47,7 +47,8 @@ def choices(summary: Summary) -> list[Choice]:
         if allowed:
             best = max(allowed, key=lambda arm: gain(here[arm]))
             others = [arm for arm in allowed if arm != best]
-            reason = f"pays{f'; so does {words.joined(others)}, less' if others else ''}"
+            so = "do" if len(others) > 1 else "does"
+            reason = f"pays{f'; so {so} {words.joined(others)}, less' if others else ''}"
             found.append(Choice(level, best, here[best].ratio, True, f"{reason}; {veto}" if veto else reason))
         elif undecided or not here:
             reason = f"{words.joined(undecided)} undecided" if undecided else NOTHING_COMPARED
