@@ -133,8 +133,8 @@ def _cross_checks(
     # that tokens behind an EOS or a stop string were counted. The last round of an answer that was cut at its longest
     # may have brought a draft more than fitted, which says nothing about the counters.
     received = sum(max((r.completion_tokens or 0) - 1, 0) for r in requests)
-    cut = sum(r.finish_reason == "length" for r in requests) * ((drafted or 0.0) / drafts if drafts else 0.0)
-    excess = accepted + drafts - received - cut
+    depth = drafted / drafts if drafted else 0.0
+    excess = accepted + drafts - received - depth * sum(r.finish_reason == "length" for r in requests)
     if requests and excess > CROSS_CHECK_TOLERANCE * max(received, 1):
         notes.append(
             f"the counters claim {accepted + drafts:g} tokens from speculation, but only {received} were received after"
@@ -142,7 +142,7 @@ def _cross_checks(
         )
     # A chunk of k tokens holds k − 1 that were drafted, if it is one step and not several: then k is within a draft.
     beyond = sum(max((r.completion_tokens or 0) - len(r.chunks), 0) for r in requests if r.chunks)
-    in_a_step = 1 + drafted / drafts if drafted else 0.0
+    in_a_step = 1 + depth if drafted else 0.0
     single = all(c.tokens is not None and c.tokens <= in_a_step for r in requests for c in r.chunks)
     if single and beyond > UNDER_COUNT_SHARE * max(received, 1) and accepted < (1 - UNDER_COUNT_SHARE) * beyond:
         notes.append(

@@ -7,7 +7,7 @@ whoever resumes the run gets that commit.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,6 @@ class DataFile:
             "placeholders": self.reading.placeholders,
         }
 
-    def note(self) -> str | None:
-        """What a reader of the results must know of it."""
-        left_out = self.reading.placeholders
-        return _left_out(name_of(self.asked), left_out) if left_out else None
-
 
 def read_data_files(
     files: Iterable[PromptFile],
@@ -91,18 +86,16 @@ def pins(environment: Mapping[str, Any]) -> dict[Asked, Pin]:
     return found
 
 
-def notes(files: Sequence[DataFile]) -> list[str]:
-    """What a reader must know of the files, in plain words."""
-    return [note for note in (file.note() for file in files) if note is not None]
-
-
 def incomplete(environment: Mapping[str, Any]) -> Iterator[str]:
-    """The same of the files in a run's `environment.json`, for its report."""
+    """Of the files in a run's `environment.json`: those that are not whole, in plain words."""
     files = environment.get("files")
     for entry in files if isinstance(files, list) else ():
         count = entry.get("placeholders") if isinstance(entry, Mapping) else None
         if isinstance(count, int) and count > 0:
-            yield _left_out(_name(entry.get("hub"), str(entry.get("path"))), count)
+            yield (
+                f"{_name(entry.get('hub'), str(entry.get('path')))}: {count} records hold a placeholder instead of "
+                "their text and are left out; this is not the whole data set, whose own tool must be run to complete it"
+            )
 
 
 def name_of(file: PromptFile) -> str:
@@ -112,13 +105,6 @@ def name_of(file: PromptFile) -> str:
 
 def _name(hub: str | None, path: str) -> str:
     return path if hub is None else f"{hub}, {path}"
-
-
-def _left_out(name: str, count: int) -> str:
-    return (
-        f"{name}: {count} records hold a placeholder instead of their text and are left out; this is not the whole "
-        f"data set, whose own tool must be run to complete it"
-    )
 
 
 def _read(
@@ -131,7 +117,7 @@ def _read(
     commit, pin, path = None, None, Path(file.path)
     if file.hub is not None:
         pin = pinned.get((file.hub, file.path, _revision(file)))
-        revision = pin.commit if pin else commits.get((file.hub, _revision(file)), file.revision)
+        revision = pin.commit if pin else commits.get((file.hub, _revision(file)), _revision(file))
         held = hub.fetch(file.hub, file.path, revision, say)
         path, commit = held.path, held.commit
     # Prompts first: a path that cannot be read gets the reader's message.

@@ -50,16 +50,21 @@ def _max_t(family: Sequence[Comparison], seed: int) -> Sequence[float | None]:
     return max_t([[math.log(c.block_ratios[b]) for c in family] for b in sorted(shared)], seed=seed)
 
 
+def only_conditions(comparisons: Sequence[Comparison]) -> bool:
+    """Every comparison is of synthetic acceptance."""
+    return bool(comparisons) and all(c.synthetic for c in comparisons)
+
+
 def describe_family(campaign: Campaign, comparisons: Sequence[Comparison]) -> Multiplicity:
     """The family in numbers and in a sentence."""
     alpha = 1 - campaign.confidence
     family = [c for c in comparisons if c.primary and c.p_adjusted is not None]
     if not family:
-        conditions_only = bool(comparisons) and all(c.synthetic for c in comparisons)
         return Multiplicity(
             primary_metric=campaign.primary_metric, tests=0, significant=0, blocks=0, smallest_sign_flip_p=None,
             blocks_for_max_t=None, blocks_for_holm=None,
-            statement="Acceptance is synthetic in every comparison: conditions have no p-values." if conditions_only
+            statement="Acceptance is synthetic in every comparison: conditions have no p-values."
+            if only_conditions(comparisons)
             else "No comparison has two valid blocks, so there is no p-value to adjust.",
         )  # fmt: skip
     blocks = min(c.blocks for c in family)

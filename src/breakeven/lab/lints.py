@@ -144,13 +144,18 @@ def batch_thresholds(command: Sequence[str]) -> list[int]:
     return sorted(edges)
 
 
+def _options(arm: object) -> set[str]:
+    """The options of an arm's command line, by name; also those within one argument, as of `sh -c`."""
+    words = " ".join(started_with(arm)[0]).replace("=", " ").split()
+    return {option_name(word) for word in words if word.startswith("-")}
+
+
 def unlike_metrics(campaign: Campaign) -> Iterator[str]:
     """Collecting metrics costs time in some servers, so arms must agree in it."""
     by_engine: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)  # engines name such flags differently
     for name, arm in campaign.arms.items():
         if isinstance(arm, CommandArm | EngineArm):
-            options = map(option_name, " ".join(started_with(arm)[0]).replace("=", " ").split())
-            found = (o for o in options if o.startswith("-") and re.search(r"metrics|log-(stats|req)", o))
+            found = (option for option in _options(arm) if re.search(r"metrics|log-(stats|req)", option))
             by_engine[arm.type][name] = frozenset(found)
     for flags in by_engine.values():
         if len(set(flags.values())) < 2:
@@ -200,8 +205,7 @@ def unseen_cache(campaign: Campaign, cells: Sequence[Cell]) -> Iterator[Lint]:
     """
     for name, own in _by_arm(campaign, cells).items():
         warm = [c.record.key.id for c in own if campaign.setting(c.record.key.condition).cache == "warm"]
-        options = set(map(option_name, " ".join(started_with(campaign.arms[name])[0]).split()))
-        if off := sorted(_NO_CACHE & options):
+        if off := sorted(_NO_CACHE & _options(campaign.arms[name])):
             if warm:
                 yield Lint(
                     message=f"{name} has its prefix cache switched off ({' '.join(off)}), though cells are declared"

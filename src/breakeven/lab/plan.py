@@ -18,8 +18,7 @@ from typing import Any
 
 from breakeven.lab import lints
 from breakeven.lab.campaign import JOIN, SENTINEL, AttachArm, Campaign
-from breakeven.lab.data_files import DataFile, name_of, read_data_files
-from breakeven.lab.data_files import notes as notes_on_files
+from breakeven.lab.data_files import DataFile, incomplete, name_of, read_data_files
 from breakeven.lab.design import (
     CellPromptSelection,
     arm_orders,
@@ -192,7 +191,7 @@ def build_schedule(campaign: Campaign, suites: Mapping[str, Suite], files: Seque
             f"sessions: {len(turns)} prompts of several turns ({sum(turns) / len(turns):.1f} on average) are played "
             f"turn by turn; a level is a number of sessions in play, and requests are counted in sessions"
         )
-    notes += notes_on_files(files)
+    notes += incomplete({"files": [file.record() for file in files]})
     notes += [*trap_sentences(campaign), *lints.thresholds(campaign), *lints.unlike_metrics(campaign)]
     sha256 = _hash(campaign, suites, launches, warmup, traces)
     return Schedule(launches, conditions, dict(suites), warmup, tuple(notes), sha256, tuple(files))

@@ -158,13 +158,9 @@ def _tasks(item: PromptResult) -> tuple[str, ...]:
     return (f"Spec-Bench task/{'mt_bench' if item.category in MT_BENCH else item.category}",)
 
 
-def groups_of(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Every group that some shape was evaluated on, by name: the entry of the first shape that has it. Shapes may have
-    been evaluated on different prompts."""
-    found: dict[str, Any] = {}
-    for table in tables.values():
-        found = {**table["groups"], **found}
-    return dict(sorted(found.items()))
+def groups_of(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The names of all groups, sorted. Shapes may have been evaluated on different prompts."""
+    return sorted({name for table in tables.values() for name in table["groups"]})
 
 
 def table_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:

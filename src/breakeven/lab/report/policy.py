@@ -7,10 +7,12 @@ where an arm is undecided that is said.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from breakeven.lab.family import only_conditions
 from breakeven.lab.policy import Policy, PolicyError, decide, export
 from breakeven.lab.policy.decide import NOTHING_COMPARED, gain, hurt_domains, vetoed
 from breakeven.lab.report import words
@@ -32,7 +34,7 @@ class Choice:
 def choices(summary: Summary) -> list[Choice]:
     """One for each level, by rising level. A level without any comparison keeps the baseline, undecided. None at all
     where every acceptance is synthetic: such a campaign asks what a drafter would need, not what to run."""
-    if only_conditions(summary):
+    if only_conditions(summary.comparisons):
         return []
     baseline, metric = summary.campaign.baseline, primary_metric(summary)
     rows = {(c.arm, c.condition, c.level): c for c in summary.comparisons if c.metric == metric and not c.synthetic}
@@ -71,31 +73,24 @@ def primary_metric(summary: Summary) -> str:
     return str(summary.campaign.resolved.get("primary_metric", "throughput"))
 
 
-def only_conditions(summary: Summary) -> bool:
-    """Every comparison is of synthetic acceptance."""
-    return bool(summary.comparisons) and all(c.synthetic for c in summary.comparisons)
-
-
 def needed(summary: Summary) -> str:
     """What takes the policy's place where acceptance is synthetic: the length that breaks even, level by level."""
     if len({tuple(row.arms) for row in summary.needed_acceptance}) != 1:
         return "Conditions, not results: they give no policy."
-    rows = words.needed_rows(summary)
-    parts = [
-        f"at {words.streams([row.level])} a drafter needs {row.length} tokens a round "
-        f"({row.note or 'no interval' if row.interval == words.UNKNOWN else row.interval})"
-        for row in rows
-        if row.length != words.UNKNOWN
-    ]
-    for note in dict.fromkeys(row.note for row in rows if row.length == words.UNKNOWN):
-        levels = [row.level for row in rows if row.length == words.UNKNOWN and row.note == note]
-        parts.append(f"at {words.streams(levels)} {note or 'nothing is known'}")
+    parts, beyond = [], defaultdict[str, list[int]](list)
+    for row in words.needed_rows(summary):
+        if row.length == words.UNKNOWN:
+            beyond[row.note or "nothing is known"].append(row.level)
+            continue
+        interval = row.note or "no interval" if row.interval == words.UNKNOWN else row.interval
+        parts.append(f"at {words.streams([row.level])} a drafter needs {row.length} tokens a round ({interval})")
+    parts += [f"at {words.streams(levels)} {note}" for note, levels in beyond.items()]
     return f"To break even, {'; '.join(parts)}."
 
 
 def sentence(summary: Summary, found: Sequence[Choice]) -> str:
     """The policy in one or two sentences."""
-    if only_conditions(summary):
+    if only_conditions(summary.comparisons):
         return needed(summary)
     if not any(c.decided for c in found):
         why = "single runs decide nothing" if words.imported(summary) else "no level is decided yet"
@@ -146,7 +141,7 @@ class Deployable:
 
 def deployable(summary: Summary) -> Deployable:
     """The schedule that the verdicts support, in the terms of the engine that was measured."""
-    if only_conditions(summary):
+    if only_conditions(summary.comparisons):
         return Deployable("", "", "", (), "synthetic acceptance is a condition, not a result")
     try:
         found = decide(summary)

@@ -28,13 +28,12 @@ class HubFile:
     commit: str
 
 
-def fetch(repo: str, path: str, revision: str | None, say: Callable[[str], None] = lambda words: None) -> HubFile:
+def fetch(repo: str, path: str, revision: str, say: Callable[[str], None] = lambda words: None) -> HubFile:
     """The file `path` of the data set `repo`, downloaded unless it is in the cache; `say` is told what is fetched.
 
-    `revision`: a branch, a tag or a commit; None is the branch `main`. PromptError where there is no library, no
+    `revision`: a branch, a tag or a commit. PromptError where there is no library, no
     network, no such data set, file or revision, or no right to it; the message says what to do.
     """
-    revision = revision or DEFAULT_REVISION
     what = f"{repo} at the hub, {path} ({revision})"
     try:
         hub, errors, constants = (
