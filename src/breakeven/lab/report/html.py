@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jinja2
 
+from breakeven.lab.family import only_conditions
 from breakeven.lab.report import cell_plots, plots, policy, words
 from breakeven.lab.stats.quantile import requests_floor
 from breakeven.lab.summary import ALL, BreakEvenSummary, Comparison, Summary
@@ -92,6 +93,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "extra": _extra(summary),
         "imported": words.imported(summary),
         "choices": choices,
+        "only_conditions": only_conditions(summary.comparisons),
         "choice_metric": words.METRIC_WORDS[policy.primary_metric(summary)],
         "policy": policy.sentence(summary, choices),
         "deployable": policy.deployable(summary),
