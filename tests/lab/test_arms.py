@@ -23,7 +23,14 @@ from breakeven.lab.arms import Probe, ResetError, StartError, make_arm
 from breakeven.lab.arms.embedded import serve_command
 from breakeven.lab.arms.http import base_url, control_client
 from breakeven.lab.arms.process import ServerProcess, free_port, kill_leftover, port_is_free
-from breakeven.lab.arms.prometheus import impossible, rise, samples, speculation_series, with_rounds
+from breakeven.lab.arms.prometheus import (
+    decode_time_series,
+    impossible,
+    rise,
+    samples,
+    speculation_series,
+    with_rounds,
+)
 from breakeven.lab.campaign import AttachArm, CommandArm, EmbeddedArm, Speculation
 from breakeven.lab.mock import MockProcess, MockScript
 
@@ -126,6 +133,38 @@ def test_a_rise_is_the_difference_of_two_scrapes() -> None:
     values = rise(before, after).values
     assert values["num_draft_tokens"] == 30
     assert values["accepted_pos_0"] == 0
+
+
+DECODE = """\
+# TYPE vllm:request_decode_time_seconds histogram
+vllm:request_decode_time_seconds_bucket{engine="0",le="0.3"} 3
+vllm:request_decode_time_seconds_sum{engine="0"} 1.5
+vllm:request_decode_time_seconds_count{engine="0"} 3
+vllm:request_decode_time_seconds_sum{engine="1"} 2.5
+vllm:request_decode_time_seconds_count{engine="1"} 4
+vllm:request_prefill_time_seconds_sum{engine="0"} 9.0
+"""
+
+
+def test_decode_times_are_summed_over_engines_and_are_no_counters_of_speculation() -> None:
+    series = decode_time_series(DECODE)
+    found = rise({}, series)
+    assert found.decode == {"sum": 4.0, "count": 7.0}
+    assert (found.values, found.problems, found.restarted) == ({}, (), False)
+    assert speculation_series(DECODE) == {}
+    later = decode_time_series(DECODE.replace("} 1.5", "} 2.0").replace('count{engine="1"} 4', 'count{engine="1"} 6'))
+    both = rise({**series, **speculation_series(SCRAPE)}, {**later, **speculation_series(SCRAPE)})
+    assert both.decode == {"sum": 0.5, "count": 2.0}
+    assert both.values["num_drafts"] == 0
+
+
+@pytest.mark.parametrize("lost", ["sum", "count"])
+def test_decode_times_that_ran_backwards_or_are_half_told_are_not_used(lost: str) -> None:
+    series = decode_time_series(DECODE)
+    half = {key: value for key, value in series.items() if not key[0].endswith(lost)}
+    assert rise({}, half).decode == {}
+    assert rise({key: value + 100 for key, value in series.items()}, series).decode == {}
+    assert rise(series, half).decode == {}
 
 
 def test_one_rank_that_starts_again_is_seen_though_the_sum_rises() -> None:

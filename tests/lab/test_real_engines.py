@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 
 import breakeven
 from breakeven.cli.main import app
+from breakeven.lab import front_end
 from breakeven.lab.analysis import analyse
 from breakeven.lab.arms import make_arm
 from breakeven.lab.campaign import Campaign
@@ -194,6 +195,10 @@ def test_vllm_runs_a_campaign_off_ngram_eagle3_and_by_a_schedule(tmp_path: Path)
     assert drafted_per_round(summary, "scheduled", 1) == 3
     assert drafted_per_round(summary, "scheduled", 4) < 2.5
     assert {record.extra["cache"] for record in run.read_cells()} == {"reset"}
+    # Its engine tells its own time for exactly the cell's requests; so slow a model is heard at once.
+    lags = [front_end.lag(record) for record in run.read_cells()]
+    print("arrival over the engine's own time:", lags)
+    assert all(found is not None and 0.9 < found < 1.1 for found in lags)
 
 
 @needs_llama

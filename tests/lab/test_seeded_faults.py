@@ -20,7 +20,7 @@ import pytest
 import synthetic
 from run_helpers import QUICK, campaign, execute, mock_arm
 
-from breakeven.lab import lints
+from breakeven.lab import front_end, lints
 from breakeven.lab.analysis import analyse, summarise
 from breakeven.lab.campaign import Campaign
 from breakeven.lab.events import CellProgress, Event
@@ -450,13 +450,52 @@ def test_15_a_clock_that_was_throttled_is_named(given: Campaign, good: list[Cell
     assert lint.cells == [good[4].key.id]
 
 
+# 16
+
+
+def test_16_an_api_server_that_cannot_keep_up_with_its_engine_is_named(tmp_path: Path) -> None:
+    script = {"gap_s": 0.02, "chunks": 8}
+    summary = pair(tmp_path, {**script, "engine_gap_s": 0.005}, script)
+    (lint,) = (found for found in summary.lints if "answers took longer to arrive" in found.message)
+    (times,) = re.findall(r"bad: .* \((\d+\.\d\d) times at 2 streams\)", lint.message)
+    assert 3 < float(times) < 8  # 4, and what this machine was late by
+    assert lint.cells == ["b00-bad-coding-c002"]
+
+
+def test_16_an_engine_that_is_heard_at_once_is_not(given: Campaign, good: list[CellRecord]) -> None:
+    def told(record: CellRecord, lag: float) -> CellRecord:
+        count = len(record.requests)
+        spent = sum(r.chunks[-1].arrival_ns - r.chunks[0].arrival_ns for r in record.requests) / 1e9
+        return replace(record, extra=front_end.decode_times(record.requests, {"sum": spent / lag, "count": count}))
+
+    assert "longer to arrive" not in linted(of_data([told(r, 1.04) for r in good], given))
+    late = of_data([told(r, 1.25 if (r.key.arm, r.key.level) == ("ngram", 5) else 1.0) for r in good], given)
+    (lint,) = (found for found in late.lints if "longer to arrive" in found.message)
+    assert "ngram: " in lint.message
+    assert "(1.25 times at 5 streams)" in lint.message
+    assert lint.cells == [r.key.id for r in good if (r.key.arm, r.key.level) == ("ngram", 5)]
+
+
+def test_16_times_of_other_requests_than_the_cells_are_not_used(good: list[CellRecord]) -> None:
+    requests = good[0].requests
+    count = float(len(requests))
+    assert front_end.decode_times(requests, {"sum": 1.0, "count": count})
+    assert front_end.decode_times(requests, {"sum": 1.0, "count": count + 1}) == {}  # somebody else's are among them
+    assert front_end.decode_times(requests, {}) == {}
+    assert front_end.decode_times((), {"sum": 0.0, "count": 0.0}) == {}
+    broken = (replace(requests[0], error="it broke off"), *requests[1:])
+    assert front_end.decode_times(broken, {"sum": 1.0, "count": count}) == {}
+    for extra in ({}, {"decode_times": None}, {"decode_times": {"engine_s": 0.0, "arrival_s": 1.0}}):
+        assert front_end.lag(replace(good[0], extra=extra)) is None
+
+
 # The page
 
 
 def test_the_page_names_tests_that_exist_and_every_fault_of_the_mock() -> None:
     page = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \|", page, re.MULTILINE)
-    assert sorted(set(map(int, rows))) == list(range(1, 16))
+    assert sorted(set(map(int, rows))) == list(range(1, 17))
     folder = Path(__file__).parent
     sources = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("test_*.py")}
     for name in re.findall(r"`(test_\w+)`", page):

@@ -21,6 +21,7 @@ from breakeven.lab.data_files import incomplete
 from breakeven.lab.engines import EngineArm, EngineSpeculation
 from breakeven.lab.engines.base import has_option, option_name, option_values
 from breakeven.lab.engines.speculation import edges
+from breakeven.lab.front_end import front_end_lints
 from breakeven.lab.known_traps import started_with, trap_sentences
 from breakeven.lab.metrics import CellMetrics, is_valid
 from breakeven.lab.play import turn_of
@@ -68,6 +69,7 @@ def cell_lints(campaign: Campaign, valid: Mapping[CellKey, Cell]) -> list[Lint]:
         _same(sampling_is_greedy(campaign, cells)),
         _same(speculation(campaign, cells)),
         impossible(cells),
+        front_end_lints(campaign, [cell.record for cell in cells]),
         _same(ramps(campaign, cells)),
         _same(warm_up(campaign, cells)),
         throttled(cells),

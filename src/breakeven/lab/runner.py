@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from breakeven.lab import environment, gates, texts
+from breakeven.lab import environment, front_end, gates, texts
 from breakeven.lab.arms import Arm, Probe, ProcessIdentity, Ready, ResetError, StartError, make_arm
 from breakeven.lab.arms.attach import Attached
 from breakeven.lab.arms.process import StopReport, kill_leftover
@@ -582,6 +582,7 @@ class CampaignRunner:
                 "load": asdict(figures),
                 "cached_share": gates.cached_share(results),
                 "counter_problems": list(counters.problems),
+                **front_end.decode_times(results, counters.decode),
                 "before": before,
                 "after": environment.moment(),
             },

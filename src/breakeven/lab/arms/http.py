@@ -13,7 +13,7 @@ import httpx
 
 from breakeven.lab.arms.base import Probe, Ready, ResetError, StartError
 from breakeven.lab.arms.logs import LogFacts
-from breakeven.lab.arms.prometheus import Series, speculation_series, with_rounds
+from breakeven.lab.arms.prometheus import Series, decode_time_series, speculation_series, with_rounds
 from breakeven.lab.client.generator import run_closed_loop
 from breakeven.lab.client.parse import parse_exchange
 from breakeven.lab.client.types import Endpoint, RequestResult, RequestSpec
@@ -185,10 +185,10 @@ class HttpServer:
             time.sleep(_POLL_S)
 
     def counters(self) -> dict[Series, float] | None:
-        """The speculation counters once they stand still (some servers update them after the last token)."""
+        """The counters once they stand still (some servers update them after the last token)."""
         before = self._scrape()
         for _ in range(_SETTLE_READS):
-            if not before:  # no metrics, or none of speculation
+            if not before:  # no metrics, or none that are read
                 return before
             time.sleep(_SETTLE_S)
             after = self._scrape()
@@ -206,7 +206,9 @@ class HttpServer:
         if answer.status_code != 200:
             return None
         found = speculation_series(answer.text)
-        return with_rounds(found, self.options.drafted_per_round) if self.options.drafted_per_round else found
+        if self.options.drafted_per_round:
+            found = with_rounds(found, self.options.drafted_per_round)
+        return {**found, **decode_time_series(answer.text)}
 
     def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
         """The token ids of a request's rendered prompt; None where the server has no /tokenize that knows the body."""

@@ -1,15 +1,18 @@
-"""Prometheus text → speculation counters, and their rise over a cell. Pure.
+"""Prometheus text → counters of speculation and of the engine's own time, and their rise over a cell. Pure.
 
 Counters are read by vLLM's names after any prefix (`vllm:`, `breakeven:`, `llamacpp:`, `trtllm_`, …), summed over ranks
 and engines. SGLang counts verifications, tokens and requests instead, each when a request has finished: a verification
 is a round, and of a request's tokens all but the first and one for each round were drafted and accepted.
+
+The engine's own time is vLLM's histogram of decode times: a request's last token minus its first, by the clock of the
+engine's core, before any API server has seen them (vllm/v1/metrics/stats.py, `FinishedRequestStats.decode_time`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*\Z")
 _LABEL = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|\Z)')
@@ -17,6 +20,7 @@ _COUNTER = re.compile(
     r"(?:.*[:_])?spec_decode_(num_drafts|num_draft_tokens|num_accepted_tokens|num_accepted_tokens_per_pos)(?:_total)?\Z"
 )
 _SGLANG = re.compile(r"sglang[:_](spec_verify_calls|generation_tokens|num_requests)_total\Z")
+_DECODE_TIME = re.compile(r"vllm[:_]request_decode_time_seconds_(sum|count)\Z")
 _GAUGE = re.compile(r"^\s*#\s*TYPE\s+(\S+)\s+gauge\s*$", re.M)
 _ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
 
@@ -37,12 +41,14 @@ class Rise:
     """How far counters rose between two scrapes, and what cannot be about it, in plain words.
 
     `values`: num_drafts, num_draft_tokens, num_accepted_tokens, accepted_pos_0, …; empty if the server has none.
-    `restarted`: a counter ran backwards, so there was a restart or a reset in between.
+    `restarted`: a counter ran backwards, so there was a restart or a reset in between. `decode`: sum (seconds) and
+    count of the requests' decode times by the engine's own clock; empty if the server does not tell them, or no more.
     """
 
     values: Mapping[str, float]
     problems: tuple[str, ...] = ()
     restarted: bool = False
+    decode: Mapping[str, float] = field(default_factory=dict)
 
 
 def samples(text: str) -> Iterator[Sample]:
@@ -82,6 +88,15 @@ def speculation_series(text: str) -> dict[Series, float]:
     return found
 
 
+def decode_time_series(text: str) -> dict[Series, float]:
+    """Sum and count of the requests' decode times in a scrape, by the engine's own clock; empty where untold."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for sample in samples(text)
+        if _DECODE_TIME.match(sample.name)
+    }
+
+
 def with_rounds(series: Mapping[Series, float], drafted_per_round: int) -> dict[Series, float]:
     """The series with rounds, where a server counts drafted tokens only and drafts the same number in each round."""
     if any(_key(one) == "num_drafts" for one in series):
@@ -113,7 +128,7 @@ def rise(before: Mapping[Series, float], after: Mapping[Series, float]) -> Rise:
     problems: list[str] = []
     restarted = False
     for series in sorted(after.keys() | before.keys()):
-        key = _key(series)
+        key = _key(series)  # None for decode times
         if key is None:
             continue
         if series not in after or after[series] < before.get(series, 0.0):
@@ -124,7 +139,20 @@ def rise(before: Mapping[Series, float], after: Mapping[Series, float]) -> Rise:
     if restarted:
         return Rise({}, tuple(dict.fromkeys(problems)), True)
     values = _of_sglang(values)
-    return Rise(values, tuple(impossible(values)))
+    return Rise(values, tuple(impossible(values)), decode=_decode_rise(before, after))
+
+
+def _decode_rise(before: Mapping[Series, float], after: Mapping[Series, float]) -> dict[str, float]:
+    """`sum` and `count` of decode times, summed over engines; empty if either is absent or one ran backwards."""
+    risen: dict[str, float] = {}
+    for series in after.keys() | before.keys():
+        match = _DECODE_TIME.match(series[0])
+        if match is None:
+            continue
+        if series not in after or after[series] < before.get(series, 0.0):
+            return {}
+        risen[match[1]] = risen.get(match[1], 0.0) + after[series] - before.get(series, 0.0)
+    return risen if len(risen) == 2 else {}
 
 
 def _of_sglang(values: dict[str, float]) -> dict[str, float]:

@@ -54,6 +54,9 @@ class MockScript:
     report_speculation: bool = False  # metrics.speculative_decoding in the last chunk
     metrics_prefix: str = "vllm"
 
+    # The engine's own clock
+    engine_gap_s: float | None = None  # between chunks by /metrics (None: untold); below gap_s: a slow API server
+
     # Answers that depend on the request (see `lifelike`)
     lifelike: bool = False  # then prompt_tokens, cached_tokens and bytes_per_chunk say nothing
     prefill_s_per_token: float = 0.0  # added to the first chunk for every prompt token that is not cached

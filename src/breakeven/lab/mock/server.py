@@ -130,6 +130,8 @@ class MockServer:
         self._requests = 0
         self._streaming = 0
         self._counters: dict[str, float] = {}
+        self._decode_s = 0.0  # by the engine's own clock, of…
+        self._decoded = 0  # …so many requests that have ended
         self._cache_resets = 0
         self._metrics_reads = 0
         self._metrics_reads_while_busy = 0
@@ -256,6 +258,9 @@ class MockServer:
             # Zero linger turns the close into a reset.
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if plan.ending is Ending.FINISHED:
+            if self._script.engine_gap_s is not None and plan.texts:
+                self._decode_s += self._script.engine_gap_s * (len(plan.texts) - 1)
+                self._decoded += 1
             if "counters_of_one_rank" not in self._script.faults or response.number % 2 == 0:
                 for name, rise in plan.counters.items():
                     self._counters[name] = self._counters.get(name, 0) + rise
@@ -448,7 +453,7 @@ class MockServer:
         self._json(connection, {"object": "list", "data": [model]})
 
     def _metrics(self, connection: _Connection, _: bytes) -> None:
-        """vLLM's speculation counters in Prometheus's text format; none without speculation, as there."""
+        """vLLM's counters in Prometheus's text format; of speculation, as there, only where there is some."""
         self._metrics_reads += 1
         self._metrics_reads_while_busy += self._streaming > 0
         faults = self._script.faults
@@ -466,6 +471,9 @@ class MockServer:
                 lines += [f"# TYPE {prefix}{name}_total counter", f"{prefix}{name}_total {value}"]
         if positions:
             lines += [f"# TYPE {prefix}num_accepted_tokens_per_pos_total counter", *positions]
+        if self._script.engine_gap_s is not None:
+            name = f"{self._script.metrics_prefix}:request_decode_time_seconds"
+            lines += [f"# TYPE {name} histogram", f"{name}_sum {self._decode_s}", f"{name}_count {self._decoded}"]
         self._reply(
             connection, 200, "text/plain; version=0.0.4; charset=utf-8", "".join(f"{x}\n" for x in lines).encode()
         )
