@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         ("smollm2-2-cores", "run.tar.gz", ""),
         ("smollm2-2-cores", "aa-run.tar.gz", "aa-"),
         ("synthetic-acceptance", "run.tar.gz", ""),
+        ("synthetic-acceptance", "two-gpus-run.tar.gz", "two-gpus-"),
         ("real-engines-2-cores", "vllm-run.tar.gz", "vllm-"),
         ("real-engines-2-cores", "llamacpp-run.tar.gz", "llamacpp-"),
     ],
