@@ -207,7 +207,7 @@ def test_a_campaign_of_conditions_alone_is_headed_by_the_acceptance_that_it_take
     assert policy.choices(alone) == []
     told = policy.sentence(alone, [])
     at_two = next(row for row in needed_rows(alone) if row.level == 2)
-    assert f"at 2 streams a drafter needs {at_two.length} tokens a round ({at_two.interval})" in told
+    assert f"at 2 streams {at_two.length} ({at_two.interval})" in told
     assert "at 1 stream below 2, the shortest measured" in told
     assert "at 10 streams above 3" in told
     assert policy.deployable(alone).why_not.startswith("synthetic acceptance")
@@ -226,7 +226,7 @@ def test_the_report_shows_it_beside_what_real_drafters_reached(summary: Summary)
     assert "> condition</span>" in html
     text = markdown(summary)
     assert "| condition | 2.00 |" in text
-    assert "| 1 | – | below 2.00 | real 2.00 | below 2, the shortest measured: it pays there already |" in text
+    assert "| 1 | – | below 2.00 | real 2.00 | below 2, the shortest measured (it pays there already) |" in text
 
 
 def test_no_synthetic_arm_no_table() -> None:

@@ -83,9 +83,9 @@ def needed(summary: Summary) -> str:
             beyond[row.note or "nothing is known"].append(row.level)
             continue
         interval = row.note or "no interval" if row.interval == words.UNKNOWN else row.interval
-        parts.append(f"at {words.streams([row.level])} a drafter needs {row.length} tokens a round ({interval})")
+        parts.append(f"at {words.streams([row.level])} {row.length} ({interval})")
     parts += [f"at {words.streams(levels)} {note}" for note, levels in beyond.items()]
-    return f"To break even, {'; '.join(parts)}."
+    return f"To break even, a drafter needs, in tokens a round: {'; '.join(parts)}."
 
 
 def sentence(summary: Summary, found: Sequence[Choice]) -> str:

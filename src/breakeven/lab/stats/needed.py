@@ -100,11 +100,15 @@ def _note(lengths: Sequence[float], found: BreakEven) -> str:
     shortest, longest = lengths[0], lengths[-1]
     parts = []
     if found.level is None and found.fitted[-1] > 0:  # `fitted` runs from the longest to the shortest
-        sure, doubt = high is not None and high <= shortest, f", or up to {high:.2f}" if high is not None else ""
-        parts.append(f"below {shortest:g}, the shortest measured{': it pays there already' if sure else doubt}")
+        doubt = "no bound above" if high is None else f"or up to {high:.2f}"
+        if high is not None and high <= shortest:
+            doubt = "it pays there already"
+        parts.append(f"below {shortest:g}, the shortest measured" + (f" ({doubt})" if found.blocks > 1 else ""))
     elif found.level is None:
-        sure, doubt = low is not None and low >= longest, f", or down to {low:.2f}" if low is not None else ""
-        parts.append(f"above {longest:g}, the longest measured{': not even that pays' if sure else doubt}")
+        doubt = "no bound below" if low is None else f"or down to {low:.2f}"
+        if low is not None and low >= longest:
+            doubt = "not even that pays"
+        parts.append(f"above {longest:g}, the longest measured" + (f" ({doubt})" if found.blocks > 1 else ""))
     if found.blocks == 1:
         parts.append("one block: no interval")
     return "; ".join(parts)
