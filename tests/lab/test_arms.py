@@ -24,7 +24,7 @@ from breakeven.lab.arms.embedded import serve_command
 from breakeven.lab.arms.http import base_url, control_client
 from breakeven.lab.arms.process import ServerProcess, free_port, kill_leftover, port_is_free
 from breakeven.lab.arms.prometheus import (
-    decode_time_series,
+    engine_time_series,
     impossible,
     rise,
     samples,
@@ -135,36 +135,52 @@ def test_a_rise_is_the_difference_of_two_scrapes() -> None:
     assert values["accepted_pos_0"] == 0
 
 
-DECODE = """\
-# TYPE vllm:request_decode_time_seconds histogram
-vllm:request_decode_time_seconds_bucket{engine="0",le="0.3"} 3
-vllm:request_decode_time_seconds_sum{engine="0"} 1.5
-vllm:request_decode_time_seconds_count{engine="0"} 3
-vllm:request_decode_time_seconds_sum{engine="1"} 2.5
-vllm:request_decode_time_seconds_count{engine="1"} 4
+ENGINE_TIME = """\
+# TYPE vllm:request_queue_time_seconds histogram
+vllm:request_queue_time_seconds_bucket{engine="0",le="0.3"} 3
+vllm:request_queue_time_seconds_sum{engine="0"} 0.5
+vllm:request_queue_time_seconds_count{engine="0"} 3
+vllm:request_queue_time_seconds_sum{engine="1"} 0.25
+vllm:request_queue_time_seconds_count{engine="1"} 4
+vllm:request_inference_time_seconds_sum{engine="0"} 1.5
+vllm:request_inference_time_seconds_count{engine="0"} 3
+vllm:request_inference_time_seconds_sum{engine="1"} 2.5
+vllm:request_inference_time_seconds_count{engine="1"} 4
 vllm:request_prefill_time_seconds_sum{engine="0"} 9.0
 """
 
 
-def test_decode_times_are_summed_over_engines_and_are_no_counters_of_speculation() -> None:
-    series = decode_time_series(DECODE)
+def test_an_engines_own_time_is_summed_over_engines_and_is_no_counter_of_speculation() -> None:
+    series = engine_time_series(ENGINE_TIME)
     found = rise({}, series)
-    assert found.decode == {"sum": 4.0, "count": 7.0}
+    assert found.engine == {"requests": 7.0, "seconds": 4.75}
     assert (found.values, found.problems, found.restarted) == ({}, (), False)
-    assert speculation_series(DECODE) == {}
-    later = decode_time_series(DECODE.replace("} 1.5", "} 2.0").replace('count{engine="1"} 4', 'count{engine="1"} 6'))
-    both = rise({**series, **speculation_series(SCRAPE)}, {**later, **speculation_series(SCRAPE)})
-    assert both.decode == {"sum": 0.5, "count": 2.0}
+    assert speculation_series(ENGINE_TIME) == {}
+    text = ENGINE_TIME.replace("} 1.5", "} 2.0").replace('_count{engine="1"} 4', '_count{engine="1"} 6')
+    drafts = speculation_series(SCRAPE)
+    both = rise({**series, **drafts}, {**engine_time_series(text), **drafts})
+    assert both.engine == {"requests": 2.0, "seconds": 0.5}
     assert both.values["num_drafts"] == 0
 
 
-@pytest.mark.parametrize("lost", ["sum", "count"])
-def test_decode_times_that_ran_backwards_or_are_half_told_are_not_used(lost: str) -> None:
-    series = decode_time_series(DECODE)
+@pytest.mark.parametrize(
+    "lost", ["queue_time_seconds_sum", "inference_time_seconds_count", "inference_time_seconds_sum"]
+)
+def test_an_engines_own_time_that_is_half_told_is_not_used(lost: str) -> None:
+    series = engine_time_series(ENGINE_TIME)
     half = {key: value for key, value in series.items() if not key[0].endswith(lost)}
-    assert rise({}, half).decode == {}
-    assert rise({key: value + 100 for key, value in series.items()}, series).decode == {}
-    assert rise(series, half).decode == {}
+    assert rise({}, half).engine == {}
+    assert not rise({}, half).restarted
+    unlike = {key: value + ("queue" in key[0] and "count" in key[0]) for key, value in series.items()}
+    assert rise({}, unlike).engine == {}
+
+
+def test_an_engines_own_time_that_ran_backwards_shows_a_restart_where_nothing_drafts() -> None:
+    series = engine_time_series(ENGINE_TIME)
+    found = rise({key: value + 100 for key, value in series.items()}, series)
+    assert found.restarted
+    assert found.engine == {}
+    assert all("the server was restarted or reset" in problem for problem in found.problems)
 
 
 def test_one_rank_that_starts_again_is_seen_though_the_sum_rises() -> None:

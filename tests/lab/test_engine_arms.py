@@ -18,7 +18,7 @@ from breakeven.lab.campaign_file import CampaignError, parse_campaign
 from breakeven.lab.engines import METHODS, EngineArm, EngineSpeculation, Launch
 from breakeven.lab.engines.base import option_values
 from breakeven.lab.engines.speculation import edges, most_nodes
-from breakeven.lab.engines.traps import PRETENDING, is_synthetic
+from breakeven.lab.engines.traps import NOT_INHERITED, is_synthetic
 
 ENGINES = ("vllm", "sglang", "llamacpp", "trtllm")
 SCHEDULE = [[1, 4, 3], [5, 8, 1], [9, 16, 0]]
@@ -135,12 +135,12 @@ def test_tensorrt_llm_is_told_in_a_file() -> None:
     assert mtp == {"decoding_type": "MTP", "max_draft_len": 3, "num_nextn_predict_layers": 3}
 
 
-def test_a_server_does_not_inherit_synthetic_acceptance_from_the_users_shell(
+def test_a_server_does_not_inherit_synthetic_acceptance_or_a_folder_of_metrics_from_the_users_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in PRETENDING:
+    for name in NOT_INHERITED:
         monkeypatch.setenv(name, "2.5")
-    show = f"import os; print(sorted(set(os.environ) & set({PRETENDING!r})))"
+    show = f"import os; print(sorted(set(os.environ) & set({NOT_INHERITED!r})))"
     given = {
         "a": arm("llamacpp", executable=[sys.executable, "-c", show], env={"LLAMA_ARG_SPEC_SYNTH_LEN": "2"}),
         "b": CommandArm(type="command", command=(sys.executable, "-c", show, "{port}")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tarfile
 from pathlib import Path
 
@@ -35,3 +36,17 @@ def test_the_examples_report_comes_from_its_data(tmp_path: Path, example: str, a
     page = folder / f"{prefix}report.html"
     if page.is_file():
         assert (tmp_path / "report.html").read_bytes() == page.read_bytes()
+
+
+def test_the_table_of_the_api_processes_comes_from_its_data() -> None:
+    folder = EXAMPLES / "synthetic-acceptance"
+    spec = importlib.util.spec_from_file_location("front_end_example", folder / "front_end.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (folder / "README.md").read_text(encoding="utf-8").replace("**", "")
+    rows = [line for line in module.rows() if "| yes |" in line]
+    assert len(rows) == 4
+    for row in rows:
+        assert row.replace("| yes |", "|") in page

@@ -178,6 +178,21 @@ def test_one_block_one_domain_and_nothing_valid_each_give_a_page_and_a_table() -
     assert "undecided" in markdown(nothing)
 
 
+def test_a_run_that_ended_early_says_how_many_of_its_blocks_are_compared(good: Summary, good_page: str) -> None:
+    given = synthetic.campaign(blocks=5)
+    records = [
+        cell
+        for cell in synthetic.cells(given, synthetic.by_level())
+        if cell.key.block < 2 or (cell.key.block, cell.key.arm) == (2, "off")
+    ]
+    early = summarise(given, synthetic.ENVIRONMENT, records)
+    assert "2 of 5 blocks of server launches" in markdown(early)
+    assert "2 of 5 blocks of server launches" in page(early)
+    assert "2 of 5 blocks, " in printed(early)
+    assert f"\n{good.campaign.blocks} blocks of server launches" in markdown(good)
+    assert f" {good.campaign.blocks} blocks of server launches" in good_page
+
+
 def test_records_that_were_left_out_as_placeholders_are_said_in_every_form() -> None:
     one = {"hub": "someone/sums", "path": "data/questions.parquet", "sha256": "0" * 64, "placeholders": 494}
     files = [one, {"path": "own.jsonl", "sha256": "1" * 64, "placeholders": 0}]

@@ -454,38 +454,83 @@ def test_15_a_clock_that_was_throttled_is_named(given: Campaign, good: list[Cell
 
 
 def test_16_an_api_server_that_cannot_keep_up_with_its_engine_is_named(tmp_path: Path) -> None:
-    script = {"gap_s": 0.02, "chunks": 8}
-    summary = pair(tmp_path, {**script, "engine_gap_s": 0.005}, script)
-    (lint,) = (found for found in summary.lints if "answers took longer to arrive" in found.message)
-    (times,) = re.findall(r"bad: .* \((\d+\.\d\d) times at 2 streams\)", lint.message)
-    assert 3 < float(times) < 8  # 4, and what this machine was late by
+    script = {"first_chunk_s": 0.02, "gap_s": 0.02, "chunks": 8}
+    summary = pair(tmp_path, {**script, "engine_gap_s": 0.0}, script)
+    (lint,) = (found for found in summary.lints if "answers took longer" in found.message)
+    (times,) = re.findall(r"\(bad (\d+\.\d\d) times at 2 streams\)", lint.message)
+    assert float(times) >= 7.9  # 8 gaps, of which the engine knows of one
     assert lint.cells == ["b00-bad-coding-c002"]
+    assert "ratio to off" not in lint.message  # whose engine tells nothing
+    (cell,) = (cell for cell in summary.cells if cell.arm == "bad")
+    assert cell.metrics["engine_lag"].value == pytest.approx(float(times), abs=0.006)
+    assert cell.metrics["engine_time_mean"].value == pytest.approx(20.0)
 
 
-def test_16_an_engine_that_is_heard_at_once_is_not(given: Campaign, good: list[CellRecord]) -> None:
-    def told(record: CellRecord, lag: float) -> CellRecord:
-        count = len(record.requests)
-        spent = sum(r.chunks[-1].arrival_ns - r.chunks[0].arrival_ns for r in record.requests) / 1e9
-        return replace(record, extra=front_end.decode_times(record.requests, {"sum": spent / lag, "count": count}))
+def told(record: CellRecord, lag: float) -> CellRecord:
+    """The cell of a server whose engine took `lag` times less than its answers."""
+    spent = sum(r.end_ns - r.send_ns for r in record.requests) / 1e9
+    own = {"requests": float(len(record.requests)), "seconds": spent / lag}
+    return replace(record, extra=front_end.engine_times(record.requests, own))
 
-    assert "longer to arrive" not in linted(of_data([told(r, 1.04) for r in good], given))
-    late = of_data([told(r, 1.25 if (r.key.arm, r.key.level) == ("ngram", 5) else 1.0) for r in good], given)
-    (lint,) = (found for found in late.lints if "longer to arrive" in found.message)
-    assert "ngram: " in lint.message
-    assert "(1.25 times at 5 streams)" in lint.message
-    assert lint.cells == [r.key.id for r in good if (r.key.arm, r.key.level) == ("ngram", 5)]
+
+def held_back(records: list[CellRecord], given: Campaign) -> list[str]:
+    return [lint.message for lint in of_data(records, given).lints if "answers took longer" in lint.message]
+
+
+def test_16_an_engine_whose_answers_come_at_once_is_not_named(given: Campaign, good: list[CellRecord]) -> None:
+    assert held_back([told(r, 1.09) for r in good], given) == []
+    assert held_back(good, given) == []
+
+
+def test_16_what_unlike_lags_do_to_a_ratio_is_said_in_either_direction(given: Campaign, good: list[CellRecord]) -> None:
+    def lag(record: CellRecord) -> float:
+        return {("off", 5): 1.65, ("ngram", 5): 1.16}.get((record.key.arm, record.key.level), 1.02)
+
+    (words,) = held_back([told(r, lag(r)) for r in good], given)
+    assert "(off 1.65 times at 5 streams; ngram 1.16 times at 5 streams)" in words
+    assert words.endswith(" Of ngram's ratio to off, about 1.42 at 5 streams comes from that alone.")
+    (words,) = held_back([told(r, 1.65 / lag(r) * 1.16) for r in good], given)
+    assert "about 0.70 at 5 streams comes from that alone" in words
+    (alike,) = held_back([told(r, 1.5 if r.key.arm == "off" else 1.47) for r in good], given)
+    assert "comes from that alone" not in alike
+
+
+def test_16_one_domain_that_is_held_back_is_not_hidden_by_the_others() -> None:
+    domains = ("coding", "chat", "agentic")
+    given = synthetic.campaign(blocks=3, levels=(2,), workload={"domains": domains, "max_tokens": 48})
+    records = [
+        told(synthetic.cell(CellKey(block, arm, domain, 2), 100.0), 1.6 if (arm, domain) == ("off", "chat") else 1.0)
+        for block in range(3)
+        for arm in given.arms
+        for domain in domains
+    ]
+    summary = of_data(records, given)
+    (lint,) = (lint for lint in summary.lints if "answers took longer" in lint.message)
+    assert "(off 1.60 times at 2 streams (chat))" in lint.message
+    assert "about 1.60 at 2 streams (chat) comes from that alone" in lint.message
+    assert lint.cells == [f"b0{block}-off-chat-c002" for block in range(3)]
+
+
+def test_16_rates_are_called_by_their_own_unit(good: list[CellRecord]) -> None:
+    arrivals = {"process": "poisson", "unit_rate": 0.5}
+    given = synthetic.campaign(
+        blocks=3, levels=(1, 5), workload={"domains": ("coding",), "max_tokens": 48}, arrivals=arrivals
+    )
+    records = [told(r, 1.3 if r.key.level == 5 else 1.0) for r in good]
+    (lint,) = front_end.front_end_lints(given, records)
+    assert "off 1.30 times at 2.5 requests/s" in lint.message
 
 
 def test_16_times_of_other_requests_than_the_cells_are_not_used(good: list[CellRecord]) -> None:
     requests = good[0].requests
     count = float(len(requests))
-    assert front_end.decode_times(requests, {"sum": 1.0, "count": count})
-    assert front_end.decode_times(requests, {"sum": 1.0, "count": count + 1}) == {}  # somebody else's are among them
-    assert front_end.decode_times(requests, {}) == {}
-    assert front_end.decode_times((), {"sum": 0.0, "count": 0.0}) == {}
+    assert front_end.engine_times(requests, {"seconds": 1.0, "requests": count})
+    assert front_end.engine_times(requests, {"seconds": 1.0, "requests": count + 1}) == {}  # somebody else's too
+    assert front_end.engine_times(requests, {}) == {}
+    assert front_end.engine_times((), {"seconds": 0.0, "requests": 0.0}) == {}
     broken = (replace(requests[0], error="it broke off"), *requests[1:])
-    assert front_end.decode_times(broken, {"sum": 1.0, "count": count}) == {}
-    for extra in ({}, {"decode_times": None}, {"decode_times": {"engine_s": 0.0, "arrival_s": 1.0}}):
+    assert front_end.engine_times(broken, {"seconds": 1.0, "requests": count}) == {}
+    for extra in ({}, {"engine_times": None}, {"engine_times": {"engine_s": 0.0, "client_s": 1.0}}):
         assert front_end.lag(replace(good[0], extra=extra)) is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from breakeven.lab.front_end import lag
 from breakeven.lab.quantity import Distribution, Provenance, Quantity
 from breakeven.lab.records import CellRecord
 from breakeven.lab.reduced import ReducedCell
@@ -45,6 +46,7 @@ def cell_summary(cell: ReducedCell) -> CellSummary:
         "cached_share": m.cached_share,
         "client_cpu": Quantity(cell.record.client_cpu_s, "s", Provenance.MEASURED),
         **_load_quantities(cell.record),
+        **_engine_quantities(cell.record),
     }
     return CellSummary(
         id=key.id,
@@ -93,6 +95,18 @@ def _load_quantities(record: CellRecord) -> dict[str, Quantity]:
         found["client_capacity"] = Quantity(client.get("capacity_per_s"), "1/s", Provenance.ESTIMATED, note)
         found["client_headroom"] = Quantity(client.get("headroom"), "1", Provenance.ESTIMATED, note)
     return found
+
+
+def _engine_quantities(record: CellRecord) -> dict[str, Quantity]:
+    """The engine's own time for a request, and how many times as long answers took; nothing where it is not known."""
+    if (found := lag(record)) is None:
+        return {}
+    times = record.extra["engine_times"]
+    mean_ms = 1000 * times["engine_s"] / times["requests"]
+    return {
+        "engine_time_mean": Quantity(mean_ms, "ms", Provenance.SERVER_REPORTED, "queue and inference"),
+        "engine_lag": Quantity(found, "1", Provenance.DERIVED, "from send to end, over the engine's own time"),
+    }
 
 
 def figure(quantity: Quantity) -> Figure:

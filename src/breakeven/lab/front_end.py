@@ -1,69 +1,113 @@
-"""Does what stands before an engine keep up with it? The time in which answers arrived, over the engine's own. Pure.
+"""Does what stands before an engine keep up with it? The time that answers took, over the engine's own. Pure.
 
-An engine makes a token for each stream in a round, and its API server writes a chunk for each. If that process is the
-slower of the two, it is what a campaign measures, and it flatters whoever writes fewer chunks, as speculation does.
-Seen with vLLM 0.23 and an 8B shape on one H200: examples/synthetic-acceptance.
+An engine makes a token for each stream in a round, and its API server takes requests in and writes a chunk for each of
+these tokens. If that process is the slower of the two, a campaign measures it, and whoever writes fewer chunks gains,
+as speculation does. Seen with vLLM 0.23 and an 8B shape on one H200: examples/synthetic-acceptance.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from breakeven.lab.campaign import Campaign
+from breakeven.lab.campaign import SENTINEL, Campaign
 from breakeven.lab.client.types import RequestResult
 from breakeven.lab.gates import failed
 from breakeven.lab.records import CellRecord
 from breakeven.lab.summary import Lint
 
-MAX_LAG = 1.05  # the time of arrival over the engine's own, above which a level is named
+MAX_LAG = 1.10  # from send to end over the engine's own time, above which a level is named
+MIN_FACTOR = 1.03  # between two arms' lags, below which it is scatter, whatever the margin
+
+_Place = tuple[str, int]  # condition and level
 
 
-def decode_times(requests: Sequence[RequestResult], told: Mapping[str, float]) -> dict[str, Any]:
-    """What a cell's record keeps of it: `decode_times` with `requests`, `engine_s` and `arrival_s`, summed; or nothing.
+def engine_times(requests: Sequence[RequestResult], told: Mapping[str, float]) -> dict[str, Any]:
+    """What a cell's record keeps of it: `engine_times` with `requests`, `engine_s` and `client_s`, summed; or nothing.
 
-    `told`: the rise of the server's decode times over the cell, `sum` in seconds and `count`. Both are of a request's
-    first token to its last. Nothing is kept unless the server tells of exactly the requests that were sent, all of
-    which ended properly: else the two sums are not of the same answers.
+    `told`: the rise of the server's own figures over the cell, `seconds` and `requests`, from a request's arrival in
+    the engine to its last token. `client_s` is from send to end. Nothing is kept unless the server tells of exactly as
+    many requests as were sent, all of which ended properly: else the two sums are not of the same answers.
     """
-    whole = bool(requests) and not any(failed(r) or not r.chunks for r in requests)
-    if not whole or told.get("count") != len(requests):
+    if not requests or any(map(failed, requests)) or told.get("requests") != len(requests):
         return {}
-    arrival_ns = sum(r.chunks[-1].arrival_ns - r.chunks[0].arrival_ns for r in requests)
-    times = {"requests": len(requests), "engine_s": told["sum"], "arrival_s": arrival_ns / 1e9}
-    return {"decode_times": times}
+    client_s = sum(r.end_ns - r.send_ns for r in requests) / 1e9
+    return {"engine_times": {"requests": len(requests), "engine_s": told["seconds"], "client_s": client_s}}
 
 
 def lag(record: CellRecord) -> float | None:
-    """How many times as long answers took to arrive as the engine took to make them; None where that is not known."""
-    times = record.extra.get("decode_times")
+    """How many times as long as its engine's own time answers took; None where that is not known."""
+    times = record.extra.get("engine_times")
     if not isinstance(times, Mapping):
         return None
-    engine_s, arrival_s = times.get("engine_s"), times.get("arrival_s")
-    if not isinstance(engine_s, int | float) or not isinstance(arrival_s, int | float) or engine_s <= 0:
+    engine_s, client_s = times.get("engine_s"), times.get("client_s")
+    if not isinstance(engine_s, int | float) or not isinstance(client_s, int | float) or engine_s <= 0:
         return None
-    return arrival_s / engine_s
+    return client_s / engine_s
 
 
 def front_end_lints(campaign: Campaign, records: Sequence[CellRecord]) -> Iterator[Lint]:
-    """The arms whose answers arrived later than their engine made them, by the median of a level's cells."""
-    unit = "requests/s" if campaign.open_loop else "streams"
-    for arm in campaign.arms:
-        cells: dict[int, list[tuple[float, str]]] = defaultdict(list)
-        for record in records:
-            if record.key.arm == arm and (found := lag(record)) is not None:
-                cells[record.key.level].append((found, record.key.id))
-        medians = {level: statistics.median(found for found, _ in own) for level, own in sorted(cells.items())}
-        late = {level: median for level, median in medians.items() if median > MAX_LAG}
-        if not late:
-            continue
-        told = ", ".join(f"{median:.2f} times at {level}" for level, median in late.items())
-        yield Lint(
-            message=f"{arm}: answers took longer to arrive than its engine took to make them ({told} {unit}): what "
-            "writes the chunks could not keep up, and is what was measured there. That flatters speculation, which "
-            "writes fewer chunks. Give the server more API processes (vLLM: --api-server-count) in every arm, or let "
-            "it write less (--stream-interval, continuous_usage: false)",
-            cells=[name for level in late for _, name in cells[level]],
-        )
+    """One sentence: where answers took much longer than their engine, and what that does to the ratios.
+
+    By the median over blocks of each condition and level. In closed loop throughput goes as one over the time of a
+    request, so of two arms' ratio about the quotient of their lags is not their engines'.
+    """
+    found: dict[str, dict[_Place, list[tuple[float, str]]]] = {arm: defaultdict(list) for arm in campaign.arms}
+    for record in records:
+        key = record.key
+        if key.condition != SENTINEL and key.arm in found and (here := lag(record)) is not None:
+            found[key.arm][key.condition, key.level].append((here, key.id))
+    lags = {
+        arm: {
+            place: statistics.median(value for value, _ in own) for place, own in sorted(places.items(), key=_by_level)
+        }
+        for arm, places in found.items()
+    }
+    late = {arm: {at: value for at, value in places.items() if value > MAX_LAG} for arm, places in lags.items()}
+    if not any(late.values()):
+        return
+    where = _Names(campaign, {condition for places in lags.values() for condition, _ in places})
+    told = "; ".join(
+        f"{arm} {', '.join(f'{value:.2f} times at {where(at)}' for at, value in places.items())}"
+        for arm, places in late.items()
+        if places
+    )
+    yield Lint(
+        message=f"answers took longer than their engine did ({told}): something between engine and client held them "
+        "back, which with vLLM is usually its API process; more of them help (--api-server-count, in every arm)."
+        + "".join(_shifts(campaign, lags, where)),
+        cells=[name for arm, places in late.items() for at in places for _, name in found[arm][at]],
+    )
+
+
+def _shifts(campaign: Campaign, lags: Mapping[str, Mapping[_Place, float]], where: _Names) -> Iterator[str]:
+    """What of the arms' ratios comes from unlike lags, where it is more than the margin."""
+    base = lags[campaign.baseline]
+    least = math.log(max(MIN_FACTOR, 1 + campaign.margin))
+    for arm, places in lags.items():
+        factors = {at: base[at] / value for at, value in places.items() if at in base}
+        told = [f"{f:.2f} at {where(at)}" for at, f in factors.items() if abs(math.log(f)) > least]
+        if told:
+            yield f" Of {arm}'s ratio to {campaign.baseline}, about {', '.join(told)} comes from that alone."
+
+
+def _by_level(item: tuple[_Place, Any]) -> tuple[int, str]:
+    (condition, level), _ = item
+    return level, condition
+
+
+class _Names:
+    """How a place is called: its load, and its condition where there are several."""
+
+    def __init__(self, campaign: Campaign, conditions: set[str]) -> None:
+        self._campaign = campaign
+        self._several = len(conditions) > 1
+
+    def __call__(self, place: _Place) -> str:
+        condition, level = place
+        rate = self._campaign.arrivals.rate(level)
+        load = f"{rate:g} requests/s" if self._campaign.open_loop else f"{level} stream{'s' * (level != 1)}"
+        return f"{load} ({condition})" if self._several else load

@@ -582,7 +582,7 @@ class CampaignRunner:
                 "load": asdict(figures),
                 "cached_share": gates.cached_share(results),
                 "counter_problems": list(counters.problems),
-                **front_end.decode_times(results, counters.decode),
+                **front_end.engine_times(results, counters.engine),
                 "before": before,
                 "after": environment.moment(),
             },

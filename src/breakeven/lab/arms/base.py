@@ -79,7 +79,7 @@ class Arm(Protocol):
         ...
 
     def counters(self) -> Mapping[Series, float] | None:
-        """Counters of speculation and of decode times now, per series; None if no metrics can be read."""
+        """Counters of speculation and of the engine's own time now, per series; None if no metrics can be read."""
         ...
 
     def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:

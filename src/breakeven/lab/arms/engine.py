@@ -5,7 +5,7 @@ from __future__ import annotations
 from breakeven.lab.arms.http import HttpOptions
 from breakeven.lab.arms.launched import LaunchedArm
 from breakeven.lab.engines import EngineArm, EngineSpeculation, TrtLlmArm
-from breakeven.lab.engines.traps import PRETENDING
+from breakeven.lab.engines.traps import NOT_INHERITED
 
 _KEYS = ("VLLM_API_KEY", "LLAMA_API_KEY", "SGLANG_API_KEY")  # a key that the user's shell holds is not for this server
 
@@ -33,7 +33,7 @@ def engine_arm(name: str, config: EngineArm) -> LaunchedArm:
         launch.command,
         options,
         port=config.port,
-        env={**dict.fromkeys((*_KEYS, *PRETENDING)), **launch.env},
+        env={**dict.fromkeys((*_KEYS, *NOT_INHERITED)), **launch.env},
         startup_timeout_s=config.startup_timeout_s,
         stop_timeout_s=config.stop_timeout_s,
         continuous_usage=config.continuous_usage,

@@ -13,7 +13,7 @@ import httpx
 
 from breakeven.lab.arms.base import Probe, Ready, ResetError, StartError
 from breakeven.lab.arms.logs import LogFacts
-from breakeven.lab.arms.prometheus import Series, decode_time_series, speculation_series, with_rounds
+from breakeven.lab.arms.prometheus import Series, engine_time_series, speculation_series, with_rounds
 from breakeven.lab.client.generator import run_closed_loop
 from breakeven.lab.client.parse import parse_exchange
 from breakeven.lab.client.types import Endpoint, RequestResult, RequestSpec
@@ -192,8 +192,8 @@ class HttpServer:
                 return before
             time.sleep(_SETTLE_S)
             after = self._scrape()
-            if after == before:
-                return after
+            if after is None or after == before:  # what was read once is not lost
+                return before
             before = after
         return before
 
@@ -208,7 +208,7 @@ class HttpServer:
         found = speculation_series(answer.text)
         if self.options.drafted_per_round:
             found = with_rounds(found, self.options.drafted_per_round)
-        return {**found, **decode_time_series(answer.text)}
+        return {**found, **engine_time_series(answer.text)}
 
     def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
         """The token ids of a request's rendered prompt; None where the server has no /tokenize that knows the body."""

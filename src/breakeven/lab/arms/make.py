@@ -10,7 +10,7 @@ from breakeven.lab.arms.http import HttpOptions, authorised
 from breakeven.lab.arms.launched import LaunchedArm
 from breakeven.lab.campaign import AttachArm, CommandArm, EmbeddedArm
 from breakeven.lab.engines import EngineArm
-from breakeven.lab.engines.traps import PRETENDING
+from breakeven.lab.engines.traps import NOT_INHERITED
 
 
 def make_arm(name: str, config: EmbeddedArm | AttachArm | CommandArm | EngineArm) -> Arm:
@@ -35,7 +35,7 @@ def make_arm(name: str, config: EmbeddedArm | AttachArm | CommandArm | EngineArm
         config.command,
         options,
         port=config.port,
-        env={**dict.fromkeys(PRETENDING), **config.env},
+        env={**dict.fromkeys(NOT_INHERITED), **config.env},
         startup_timeout_s=config.startup_timeout_s,
         stop_timeout_s=config.stop_timeout_s,
         continuous_usage=config.continuous_usage,

@@ -4,8 +4,9 @@ Counters are read by vLLM's names after any prefix (`vllm:`, `breakeven:`, `llam
 and engines. SGLang counts verifications, tokens and requests instead, each when a request has finished: a verification
 is a round, and of a request's tokens all but the first and one for each round were drafted and accepted.
 
-The engine's own time is vLLM's histogram of decode times: a request's last token minus its first, by the clock of the
-engine's core, before any API server has seen them (vllm/v1/metrics/stats.py, `FinishedRequestStats.decode_time`).
+The engine's own time for a request is the sum of vLLM's histograms of queue and inference time: from its arrival in the
+engine's core to its last token, by the core's clock, before any API server has seen that token
+(vllm/v1/metrics/stats.py, `update_from_finished_request`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _COUNTER = re.compile(
     r"(?:.*[:_])?spec_decode_(num_drafts|num_draft_tokens|num_accepted_tokens|num_accepted_tokens_per_pos)(?:_total)?\Z"
 )
 _SGLANG = re.compile(r"sglang[:_](spec_verify_calls|generation_tokens|num_requests)_total\Z")
-_DECODE_TIME = re.compile(r"vllm[:_]request_decode_time_seconds_(sum|count)\Z")
+_ENGINE_TIME = re.compile(r"vllm[:_]request_(queue|inference)_time_seconds_(sum|count)\Z")
 _GAUGE = re.compile(r"^\s*#\s*TYPE\s+(\S+)\s+gauge\s*$", re.M)
 _ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
 
@@ -41,14 +42,14 @@ class Rise:
     """How far counters rose between two scrapes, and what cannot be about it, in plain words.
 
     `values`: num_drafts, num_draft_tokens, num_accepted_tokens, accepted_pos_0, …; empty if the server has none.
-    `restarted`: a counter ran backwards, so there was a restart or a reset in between. `decode`: sum (seconds) and
-    count of the requests' decode times by the engine's own clock; empty if the server does not tell them, or no more.
+    `restarted`: a counter ran backwards, so there was a restart or a reset in between. `engine`: `requests` that
+    ended and the engine's own `seconds` for them, summed; empty if the server does not tell them.
     """
 
     values: Mapping[str, float]
     problems: tuple[str, ...] = ()
     restarted: bool = False
-    decode: Mapping[str, float] = field(default_factory=dict)
+    engine: Mapping[str, float] = field(default_factory=dict)
 
 
 def samples(text: str) -> Iterator[Sample]:
@@ -88,12 +89,12 @@ def speculation_series(text: str) -> dict[Series, float]:
     return found
 
 
-def decode_time_series(text: str) -> dict[Series, float]:
-    """Sum and count of the requests' decode times in a scrape, by the engine's own clock; empty where untold."""
+def engine_time_series(text: str) -> dict[Series, float]:
+    """Sums and counts of the requests' queue and inference times in a scrape; empty where they are not told."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for sample in samples(text)
-        if _DECODE_TIME.match(sample.name)
+        if _ENGINE_TIME.match(sample.name)
     }
 
 
@@ -125,34 +126,32 @@ def _key(series: Series) -> str | None:
 def rise(before: Mapping[Series, float], after: Mapping[Series, float]) -> Rise:
     """The counters' rise, summed over ranks. A series that appears in between began at zero."""
     values: dict[str, float] = {}
+    engine: dict[str, float] = {}
     problems: list[str] = []
-    restarted = False
     for series in sorted(after.keys() | before.keys()):
-        key = _key(series)  # None for decode times
-        if key is None:
+        key, time = _key(series), _ENGINE_TIME.match(series[0])
+        if key is None and time is None:
             continue
         if series not in after or after[series] < before.get(series, 0.0):
-            restarted = True
             problems.append(f"the counter {series[0]} ran backwards: the server was restarted or reset in between")
             continue
-        values[key] = values.get(key, 0.0) + after[series] - before.get(series, 0.0)
-    if restarted:
+        risen = after[series] - before.get(series, 0.0)
+        if key is not None:
+            values[key] = values.get(key, 0.0) + risen
+        elif time is not None:
+            name = f"{time[1]}_{time[2]}"
+            engine[name] = engine.get(name, 0.0) + risen
+    if problems:
         return Rise({}, tuple(dict.fromkeys(problems)), True)
     values = _of_sglang(values)
-    return Rise(values, tuple(impossible(values)), decode=_decode_rise(before, after))
+    return Rise(values, tuple(impossible(values)), engine=_engine_time(engine))
 
 
-def _decode_rise(before: Mapping[Series, float], after: Mapping[Series, float]) -> dict[str, float]:
-    """`sum` and `count` of decode times, summed over engines; empty if either is absent or one ran backwards."""
-    risen: dict[str, float] = {}
-    for series in after.keys() | before.keys():
-        match = _DECODE_TIME.match(series[0])
-        if match is None:
-            continue
-        if series not in after or after[series] < before.get(series, 0.0):
-            return {}
-        risen[match[1]] = risen.get(match[1], 0.0) + after[series] - before.get(series, 0.0)
-    return risen if len(risen) == 2 else {}
+def _engine_time(risen: Mapping[str, float]) -> dict[str, float]:
+    """Queue and inference times of the same requests, added up; empty unless both are told of as many."""
+    if len(risen) < 4 or risen["queue_count"] != risen["inference_count"]:
+        return {}
+    return {"requests": risen["queue_count"], "seconds": risen["queue_sum"] + risen["inference_sum"]}
 
 
 def _of_sglang(values: dict[str, float]) -> dict[str, float]:

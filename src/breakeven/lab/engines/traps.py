@@ -28,6 +28,8 @@ _BACKEND_SAMPLING = ("--spec-draft-backend-sampling", "--no-spec-draft-backend-s
 _LLAMA_SLOTS = 4  # what llama-server takes where it is not told (--parallel below 1)
 # Variables by which a server is told to accept by lot: one that the user's shell holds is not for a measured server.
 PRETENDING = ("SGLANG_SIMULATE_ACC_LEN", "LLAMA_ARG_SPEC_SYNTH_LEN", "LLAMA_ARG_SPEC_SYNTH_RATES")
+# Nor is a folder in which the processes of several servers would add up their metrics.
+NOT_INHERITED = (*PRETENDING, "PROMETHEUS_MULTIPROC_DIR")
 
 
 def traps(

@@ -130,8 +130,8 @@ class MockServer:
         self._requests = 0
         self._streaming = 0
         self._counters: dict[str, float] = {}
-        self._decode_s = 0.0  # by the engine's own clock, of…
-        self._decoded = 0  # …so many requests that have ended
+        self._engine_s = 0.0  # by the engine's own clock, of…
+        self._ended_well = 0  # …so many requests
         self._cache_resets = 0
         self._metrics_reads = 0
         self._metrics_reads_while_busy = 0
@@ -259,8 +259,8 @@ class MockServer:
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if plan.ending is Ending.FINISHED:
             if self._script.engine_gap_s is not None and plan.texts:
-                self._decode_s += self._script.engine_gap_s * (len(plan.texts) - 1)
-                self._decoded += 1
+                self._engine_s += self._script.first_chunk_s + self._script.engine_gap_s * (len(plan.texts) - 1)
+                self._ended_well += 1
             if "counters_of_one_rank" not in self._script.faults or response.number % 2 == 0:
                 for name, rise in plan.counters.items():
                     self._counters[name] = self._counters.get(name, 0) + rise
@@ -472,8 +472,9 @@ class MockServer:
         if positions:
             lines += [f"# TYPE {prefix}num_accepted_tokens_per_pos_total counter", *positions]
         if self._script.engine_gap_s is not None:
-            name = f"{self._script.metrics_prefix}:request_decode_time_seconds"
-            lines += [f"# TYPE {name} histogram", f"{name}_sum {self._decode_s}", f"{name}_count {self._decoded}"]
+            for name, seconds in (("queue", 0.0), ("inference", self._engine_s)):
+                whole = f"{self._script.metrics_prefix}:request_{name}_time_seconds"
+                lines += [f"# TYPE {whole} histogram", f"{whole}_sum {seconds}", f"{whole}_count {self._ended_well}"]
         self._reply(
             connection, 200, "text/plain; version=0.0.4; charset=utf-8", "".join(f"{x}\n" for x in lines).encode()
         )

@@ -88,6 +88,7 @@ def _context(summary: Summary) -> dict[str, Any]:
         "warning": words.warning(summary),
         "regime": words.regime(summary),
         "open_loop": words.open_loop(summary),
+        "blocks_compared": words.blocks_compared(summary),
         "statement": words.statement(summary),
         "arms": [_arm(summary, arm) for arm in summary.arms],
         "extra": _extra(summary),

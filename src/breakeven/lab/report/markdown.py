@@ -92,8 +92,8 @@ def markdown(summary: Summary) -> str:
     lines += [f"- {plain(message)}" for message in said] + [""] * bool(said)
     kind = "repetitions" if words.imported(summary) else "blocks of server launches"
     lines.append(
-        f"{c.blocks} {kind}, margin {c.margin * 100:g}%; ratios are arm ÷ {plain(c.baseline)}, for"
-        f" TTFT and TPOT below 1 is better. breakeven {summary.run.breakeven_version}, campaign {c.sha256[:12]},"
+        f"{words.blocks_compared(summary)} {kind}, margin {c.margin * 100:g}%; ratios are arm ÷ {plain(c.baseline)},"
+        f" for TTFT and TPOT below 1 is better. breakeven {summary.run.breakeven_version}, campaign {c.sha256[:12]},"
         f" {summary.run.started[:10]}."
     )
     return "\n".join(lines) + "\n"

@@ -63,7 +63,7 @@ class _Printer:
 
     def head(self, summary: Summary) -> None:
         c, run = summary.campaign, summary.run
-        blocks = f"{c.blocks} block{'s' if c.blocks != 1 else ''}"
+        blocks = f"{words.blocks_compared(summary)} block{'s' if c.blocks != 1 else ''}"
         facts = (
             f"{blocks}, {len(c.levels)} level{'s' if len(c.levels) != 1 else ''}, {', '.join(c.conditions)};"
             f" margin {c.margin * 100:g}%, {c.confidence * 100:g}% intervals"

@@ -220,6 +220,13 @@ def regime(summary: Summary) -> list[str]:
     return sentences
 
 
+def blocks_compared(summary: Summary) -> str:
+    """`5` blocks, or `3 of 5` where no comparison has all that were planned."""
+    planned = summary.campaign.blocks
+    most = max((row.blocks for row in summary.comparisons), default=planned)
+    return f"{planned}" if most >= planned else f"{most} of {planned}"
+
+
 def open_loop(summary: Summary) -> bool:
     """Is a level a rate, by the campaign?"""
     return summary.campaign.open_loop

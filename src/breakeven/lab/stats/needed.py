@@ -97,18 +97,19 @@ def _note(lengths: Sequence[float], found: BreakEven) -> str:
     if not found.monotone:
         return "the ratio does not rise steadily with the acceptance length: the arms differ in something else"
     low, high = _turned(found.ci_high), _turned(found.ci_low)
-    shortest, longest = lengths[0], lengths[-1]
+    least, most = lengths[0], lengths[-1]
+    one = least == most
     parts = []
     if found.level is None and found.fitted[-1] > 0:  # `fitted` runs from the longest to the shortest
-        doubt = "no bound above" if high is None else f"or up to {high:.2f}"
-        if high is not None and high <= shortest:
-            doubt = "it pays there already"
-        parts.append(f"below {shortest:g}, the shortest measured" + (f" ({doubt})" if found.blocks > 1 else ""))
+        doubt = (
+            "no bound above" if high is None else f"or up to {high:.2f}" if high > least else "it pays there already"
+        )
+        parts.append(f"below {least:g}, the {'only one' if one else 'shortest'} measured")
     elif found.level is None:
-        doubt = "no bound below" if low is None else f"or down to {low:.2f}"
-        if low is not None and low >= longest:
-            doubt = "not even that pays"
-        parts.append(f"above {longest:g}, the longest measured" + (f" ({doubt})" if found.blocks > 1 else ""))
+        doubt = "no bound below" if low is None else f"or down to {low:.2f}" if low < most else "not even that pays"
+        parts.append(f"above {most:g}, the {'only one' if one else 'longest'} measured")
+    if parts and found.blocks > 1:
+        parts[0] += f" ({doubt})"
     if found.blocks == 1:
         parts.append("one block: no interval")
     return "; ".join(parts)
