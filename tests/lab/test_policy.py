@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from breakeven.lab.analysis import summarise
 from breakeven.lab.campaign import EmbeddedArm, Speculation
 from breakeven.lab.policy import ENGINES, LevelChoice, Policy, PolicyError, as_arm, decide, export
-from breakeven.lab.policy.ranges import depth_at, probes, schedule, thresholds
+from breakeven.lab.policy.ranges import depth_at, probes, schedule, single_switch, thresholds
 from breakeven.lab.policy.shapes import Shape, shape
 from breakeven.lab.report import policy as report_policy
 from breakeven.lab.report.markdown import markdown
@@ -90,6 +90,30 @@ def test_without_evidence_at_the_next_level_speculation_ends_at_the_last_level_t
     assert schedule([4, 10, 300], [3, 1, 0], lambda d, n: (d, n) in {(3, 4), (1, 10)}) == (
         (1, 4, 3), (5, 9, 0), (10, 10, 1), (11, 600, 0),
     )  # fmt: skip
+
+
+def test_a_measured_schedule_speaks_for_its_own_switch_where_no_depth_is_safe_on_both_sides() -> None:
+    asked = []
+
+    def switch(low: int, high: int) -> int | None:
+        asked.append((low, high))
+        return 6 if (low, high) == (4, 10) else None
+
+    chosen = {(3, 4), (1, 10)}
+    assert schedule([4, 10], [3, 1], lambda d, n: (d, n) in chosen, switch) == ((1, 6, 3), (7, 10, 1), (11, 256, 0))
+    # A depth that is safe on both sides needs none, and one that a schedule does not know gets none.
+    assert schedule([4, 10], [3, 1], lambda d, n: (d, n) != (3, 10), switch) == ((1, 4, 3), (5, 10, 1), (11, 256, 0))
+    assert schedule([4, 9], [3, 1], lambda d, n: (d, n) in {(3, 4), (1, 9)}, switch)[1] == (5, 8, 0)
+    assert asked == [(4, 10), (4, 9)]
+
+
+@given(st.integers(1, 8), st.integers(1, 12), st.lists(st.integers(0, 3), min_size=1, max_size=20))
+def test_a_single_switch_is_found_and_several_are_none(low: int, width: int, depths: list[int]) -> None:
+    ranges = [(size, size, depth) for size, depth in enumerate(depths, 1)]
+    found = single_switch(ranges, low, low + width)
+    seen = [depth_at(ranges, size) for size in range(low, low + width + 1)]
+    places = [i for i in range(width) if seen[i] != seen[i + 1]]
+    assert found == (low + places[0] if len(places) == 1 else None)
 
 
 def test_thresholds_are_probed_on_both_sides() -> None:
@@ -210,6 +234,35 @@ def test_the_best_depth_that_pays_at_each_level_and_off_elsewhere(summary: Summa
     assert found.ranges == ((1, 3, 4), (4, 8, 1), (9, 256, 0))
     assert found.arm == "deep"
     assert found.notes == ()
+
+
+SCHEDULED = {
+    "off": {"type": "embedded"},
+    "deep": {"type": "embedded", "speculation": {"algorithm": "eagle3", "num_steps": 4}},
+    "planned": {
+        "type": "embedded",
+        "speculation": {"algorithm": "eagle3", "num_steps": 4, "schedule": [[1, 5, 4], [6, 16, 1]]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("planned", "ranges"),
+    [
+        (
+            {3: 1.5, 8: 1.2},
+            ((1, 5, 4), (6, 8, 1), (9, 256, 0)),
+        ),  # its switch, though 4 hurts at 8 and 1 is unknown at 3
+        ({3: 0.9, 8: 1.2}, ((1, 3, 4), (4, 7, 0), (8, 8, 1), (9, 256, 0))),  # it is not safe on both sides
+    ],
+)
+def test_between_its_levels_a_schedule_that_was_measured_keeps_its_own_switch(
+    monkeypatch: pytest.MonkeyPatch, planned: dict[int, float], ranges: tuple[tuple[int, int, int], ...]
+) -> None:
+    for name, arm in SCHEDULED.items():
+        monkeypatch.setitem(ARMS, name, arm)
+    found = decide(measured_summary({"deep": TRUTH["deep"], "planned": {1: 1.9, 16: 0.9, **planned}}))
+    assert found.ranges == ranges
 
 
 def test_the_policy_of_a_winning_family_never_mixes_in_another(summary: Summary) -> None:

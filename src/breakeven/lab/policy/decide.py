@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from breakeven.lab.policy.ranges import Range, schedule
+from breakeven.lab.policy.ranges import Range, schedule, single_switch
 from breakeven.lab.policy.shapes import SYNTHETIC, Shape, shape, unlike
 
 if TYPE_CHECKING:
@@ -130,16 +130,27 @@ def decide(summary: Summary) -> Policy:
         )  # fmt: skip
     limit = -math.log1p(digest.margin)
 
+    def safe_arm(name: str, level: int) -> bool:
+        """Is this arm shown, at this level, not to be below the baseline by more than the margin, in no domain?"""
+        row = rows.get((name, _ALL, level))
+        low = None if row is None else _low(row)
+        return low is not None and low >= limit and not hurt_domains(name, level, rows, digest.conditions)
+
     def safe(depth: int, level: int) -> bool:
-        """Is some member of this depth shown, at this level, not to be below the baseline by more than the margin?"""
-        return any(
-            shapes[name].depth_at(level) == depth
-            and (row := rows.get((name, _ALL, level))) is not None
-            and (low := _low(row)) is not None
-            and low >= limit
-            and not hurt_domains(name, level, rows, digest.conditions)
+        return any(shapes[name].depth_at(level) == depth and safe_arm(name, level) for name in members)
+
+    depths = {choice.level: choice.depth for choice in chosen}
+
+    def switch(low: int, high: int) -> int | None:
+        """Where an arm with a schedule of its own goes over from one chosen depth to the other, if safe at both."""
+        places = [
+            single_switch(shapes[name].ranges, low, high)
             for name in members
-        )
+            if shapes[name].ranges
+            and all(shapes[name].depth_at(level) == depths[level] and safe_arm(name, level) for level in (low, high))
+        ]
+        known = [place for place in places if place is not None]
+        return min(known) if known else None
 
     for name in members:
         taxed = [
@@ -157,7 +168,7 @@ def decide(summary: Summary) -> Policy:
     used = {choice.depth for choice in chosen}
     deepest = max((n for n in members if shapes[n].depth in used or shapes[n].ranges), key=lambda n: shapes[n].depth)
     notes += _notes(levels, chosen, settings[deepest], settings[digest.baseline], digest.baseline)
-    ranges = schedule(levels, [choice.depth for choice in chosen], safe)
+    ranges = schedule(levels, [choice.depth for choice in chosen], safe, switch)
     return Policy(
         digest.baseline, metric, digest.margin, deepest, shapes[deepest], settings[deepest], tuple(chosen), ranges,
         tuple(notes),

@@ -7,7 +7,8 @@ neighbours speak for it: at a batch size between levels a < b, a depth is *cover
 fall under the baseline by more than the margin (off always is). Where both levels' depths are covered the switch lies
 in the geometric middle, because loads act on a log scale and neither side has the better claim; where one is covered it
 takes the whole gap; where none is, the gap is off. So a threshold without evidence on both sides falls back to the
-lower safe level, and never the other way.
+lower safe level, and never the other way. A schedule that was itself measured, and is safe at both levels, is such
+evidence for the place of its own switch.
 """
 
 from __future__ import annotations
@@ -21,9 +22,20 @@ Range = tuple[int, int, int]  # first and last batch size, inclusive; depth
 OPEN_END = 256  # the end of the last range, or twice the highest level: engines carry it forward
 
 
-def schedule(levels: Sequence[int], depths: Sequence[int], safe: Callable[[int, int], bool]) -> tuple[Range, ...]:
+def _no_switch(low: int, high: int) -> int | None:
+    return None
+
+
+def schedule(
+    levels: Sequence[int],
+    depths: Sequence[int],
+    safe: Callable[[int, int], bool],
+    switch: Callable[[int, int], int | None] = _no_switch,
+) -> tuple[Range, ...]:
     """The ranges for `depths` at `levels` (ascending, at least one). `safe(depth, level)`: was this depth shown at this
-    level not to fall under the baseline by more than the margin? Asked only of depths above 0.
+    level not to fall under the baseline by more than the margin? Asked only of depths above 0. `switch(low, high)`: the
+    last batch size, from `low` to below `high`, at which a measured schedule that is safe at both levels has the lower
+    one's depth before it takes the higher one's; None without such a schedule.
 
     Below the lowest level its depth holds; above the highest one nothing is drafted.
     """
@@ -38,9 +50,10 @@ def schedule(levels: Sequence[int], depths: Sequence[int], safe: Callable[[int, 
             continue
         stays, begins = covered(here, high), covered(there, low)
         last = math.isqrt(low * high) if stays and begins else high - 1 if stays else low
-        last = min(max(last, low), high - 1)
+        measured = None if stays or begins else switch(low, high)
+        last = min(max(last if measured is None else measured, low), high - 1)
         rows.append((first, last, here))
-        if not stays and not begins and high - 1 > low:
+        if not stays and not begins and measured is None and high - 1 > low:
             rows.append((low + 1, high - 1, 0))
             last = high - 1
         first = last + 1
@@ -67,6 +80,13 @@ def depth_at(ranges: Sequence[Sequence[int]], size: int) -> int:
     """The depth at a batch size; between ranges and after the last, that of the range before."""
     index = bisect_right([row[0] for row in ranges], size) - 1
     return ranges[max(index, 0)][2]
+
+
+def single_switch(ranges: Sequence[Sequence[int]], low: int, high: int) -> int | None:
+    """The last batch size with the depth of `low`, if from `low` to `high` the depth changes exactly once."""
+    depths = [depth_at(ranges, size) for size in range(low, high + 1)]
+    changes = [low + i for i, (here, after) in enumerate(itertools.pairwise(depths)) if here != after]
+    return changes[0] if len(changes) == 1 else None
 
 
 def thresholds(ranges: Sequence[Range]) -> tuple[int, ...]:
