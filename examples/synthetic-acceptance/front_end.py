@@ -4,8 +4,8 @@
 
 Each folder of the archive is one server, measured by attaching to it: `campaign.yaml`, the cells' requests (without
 their chunks), the server's log, and `samples.jsonl`, its metrics once a second. Tokens/s are over the whole cell, for
-each of the two blocks. The lag is the mean time from send to end over the mean time in the engine (queue, prefill and
-decode by the server's metrics); it is left out where the samples around a cell hold other requests too.
+each of the two passes. The lag is the mean time from send to end over the mean time in the engine (queue, prefill and
+decode by the server's metrics); a dash stands where the samples around a cell hold other requests too.
 """
 
 from __future__ import annotations
@@ -38,17 +38,20 @@ def rows() -> Iterator[str]:
                 yield f"| {processes} | {counts} | {level} | {told(base)} | {told(other)} | {ratios} |"
 
 
-def told(found: tuple[list[float], list[float]]) -> str:
-    """Two cells of the table: tokens/s of the blocks, and the lags that are known."""
+def told(found: tuple[list[float], list[float | None]]) -> str:
+    """Two cells of the table: tokens/s and lags of the two passes."""
     rates, lags = found
-    return f"{', '.join(f'{rate:,.0f}' for rate in rates)} | {', '.join(f'{lag:.2f}' for lag in lags) or '–'}"
+    return " | ".join(
+        (", ".join(f"{rate:,.0f}" for rate in rates), ", ".join("–" if lag is None else f"{lag:.2f}" for lag in lags))
+    )
 
 
-def server(files: dict[str, bytes], name: str, arm: str, level: int) -> tuple[list[float], list[float]]:
-    """Tokens/s and lags of a server's cells at a level, by block."""
+def server(files: dict[str, bytes], name: str, arm: str, level: int) -> tuple[list[float], list[float | None]]:
+    """Tokens/s and lags of a server's cells at a level, by pass."""
     samples = [json.loads(line) for line in files[f"{name}/samples.jsonl"].splitlines()]
     samples = [sample for sample in samples if "generation_tokens_total" in sample]
-    rates, lags = [], []
+    rates: list[float] = []
+    lags: list[float | None] = []
     for block in (0, 1):
         folder = f"{name}/cells/b0{block}-{arm}-encyclopedic-c{level}"
         cell = json.loads(files[f"{folder}/cell.json"])
@@ -57,6 +60,7 @@ def server(files: dict[str, bytes], name: str, arm: str, level: int) -> tuple[li
         before = [sample for sample in samples if sample["t"] <= began][-1]
         after = next(sample for sample in samples if sample["t"] >= ended)
         if risen(before, after, "decode_time_seconds_count") != cell["requests"]:
+            lags.append(None)
             continue
         parts = ("queue", "prefill", "decode")
         engine_s = sum(risen(before, after, f"{part}_time_seconds_sum") for part in parts)

@@ -21,9 +21,10 @@ from run_helpers import QUICK, mock_arm
 
 from breakeven.lab.arms import Probe, ResetError, StartError, make_arm
 from breakeven.lab.arms.embedded import serve_command
-from breakeven.lab.arms.http import base_url, control_client
+from breakeven.lab.arms.http import HttpOptions, HttpServer, base_url, control_client
 from breakeven.lab.arms.process import ServerProcess, free_port, kill_leftover, port_is_free
 from breakeven.lab.arms.prometheus import (
+    Series,
     engine_time_series,
     impossible,
     rise,
@@ -181,6 +182,22 @@ def test_an_engines_own_time_that_ran_backwards_shows_a_restart_where_nothing_dr
     assert found.restarted
     assert found.engine == {}
     assert all("the server was restarted or reset" in problem for problem in found.problems)
+
+
+def test_counters_that_were_read_once_are_not_lost_when_the_next_reading_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HttpServer("a", HttpOptions("http://127.0.0.1:9"))
+    key: Series = ("vllm:request_queue_time_seconds_count", ())
+    for readings, found in (
+        ([{key: 1.0}, {key: 2.0}, None], {key: 2.0}),
+        ([{key: 1.0}, {key: 1.0}], {key: 1.0}),
+        ([None], None),
+        ([{}], {}),
+    ):
+        left = iter(readings)
+        monkeypatch.setattr(server, "_scrape", lambda left=left: next(left))
+        assert server.counters() == found
+        assert list(left) == []
+    server.close()
 
 
 def test_one_rank_that_starts_again_is_seen_though_the_sum_rises() -> None:

@@ -50,6 +50,23 @@ def test_without_noise_the_cost_of_a_round_is_found(lengths: list[float], cost: 
         assert "not even that pays" in found.note
 
 
+@pytest.mark.parametrize(
+    ("lengths", "blocks", "note"),
+    [
+        ((2.0, 3.0), [(0.3, 0.5), (0.31, 0.51)], "below 2, the shortest measured (it pays there already)"),
+        ((2.0, 3.0), [(0.01, 0.5), (0.02, 0.6), (0.03, 0.55)], "below 2, the shortest measured (or up to 2.01)"),
+        ((2.5,), [(0.2,), (-0.15,)], "not told (by the estimate below 2.5, the only one measured)"),
+        ((2.5,), [(-0.2,), (0.15,)], "not told (by the estimate above 2.5, the only one measured)"),
+        ((2.0, 3.0), [(-0.6, -0.3), (-0.61, -0.31)], "above 3, the longest measured (not even that pays)"),
+        ((2.5,), [(-0.2,)], "above 2.5, the only one measured; one block: no interval"),
+    ],
+)
+def test_what_lies_beyond_the_lengths_measured_is_said_as_surely_as_the_interval_allows(
+    lengths: tuple[float, ...], blocks: list[tuple[float, ...]], note: str
+) -> None:
+    assert needed_acceptance(lengths, blocks).note == note
+
+
 @settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-0.4, 0.4), min_size=3, max_size=3), min_size=1, max_size=3))
 def test_the_order_of_the_arms_does_not_matter_and_ends_are_in_order(table: list[list[float]]) -> None:

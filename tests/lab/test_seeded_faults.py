@@ -460,7 +460,7 @@ def test_16_an_api_server_that_cannot_keep_up_with_its_engine_is_named(tmp_path:
     (times,) = re.findall(r"\(bad (\d+\.\d\d) times at 2 streams\)", lint.message)
     assert float(times) >= 7.9  # 8 gaps, of which the engine knows of one
     assert lint.cells == ["b00-bad-coding-c002"]
-    assert "ratio to off" not in lint.message  # whose engine tells nothing
+    assert "from that alone" not in lint.message  # whose engine tells nothing
     (cell,) = (cell for cell in summary.cells if cell.arm == "bad")
     assert cell.metrics["engine_lag"].value == pytest.approx(float(times), abs=0.006)
     assert cell.metrics["engine_time_mean"].value == pytest.approx(20.0)
@@ -488,9 +488,9 @@ def test_16_what_unlike_lags_do_to_a_ratio_is_said_in_either_direction(given: Ca
 
     (words,) = held_back([told(r, lag(r)) for r in good], given)
     assert "(off 1.65 times at 5 streams; ngram 1.16 times at 5 streams)" in words
-    assert words.endswith(" Of ngram's ratio to off, about 1.42 at 5 streams comes from that alone.")
+    assert words.endswith(" Of ngram's throughput over off's, up to 1.42 at 5 streams comes from that alone.")
     (words,) = held_back([told(r, 1.65 / lag(r) * 1.16) for r in good], given)
-    assert "about 0.70 at 5 streams comes from that alone" in words
+    assert "up to 0.70 at 5 streams comes from that alone" in words
     (alike,) = held_back([told(r, 1.5 if r.key.arm == "off" else 1.47) for r in good], given)
     assert "comes from that alone" not in alike
 
@@ -507,7 +507,7 @@ def test_16_one_domain_that_is_held_back_is_not_hidden_by_the_others() -> None:
     summary = of_data(records, given)
     (lint,) = (lint for lint in summary.lints if "answers took longer" in lint.message)
     assert "(off 1.60 times at 2 streams (chat))" in lint.message
-    assert "about 1.60 at 2 streams (chat) comes from that alone" in lint.message
+    assert "up to 1.60 at 2 streams (chat) comes from that alone" in lint.message
     assert lint.cells == [f"b0{block}-off-chat-c002" for block in range(3)]
 
 
@@ -519,6 +519,20 @@ def test_16_rates_are_called_by_their_own_unit(good: list[CellRecord]) -> None:
     records = [told(r, 1.3 if r.key.level == 5 else 1.0) for r in good]
     (lint,) = front_end.front_end_lints(given, records)
     assert "off 1.30 times at 2.5 requests/s" in lint.message
+    unlike = [told(r, 1.3 if (r.key.arm, r.key.level) == ("off", 5) else 1.0) for r in good]
+    (lint,) = front_end.front_end_lints(given, unlike)
+    assert "from that alone" not in lint.message  # a schedule sets the throughput, not the time of a request
+
+
+def test_16_a_shift_within_the_margin_or_of_small_lags_is_not_said(given: Campaign, good: list[CellRecord]) -> None:
+    def words(lags: dict[tuple[str, int], float], margin: float = 0.03) -> str:
+        wide = given.model_copy(update={"margin": margin})
+        records = [told(r, lags.get((r.key.arm, r.key.level), 1.0)) for r in good]
+        return "".join(lint.message for lint in front_end.front_end_lints(wide, records))
+
+    assert "up to 1.20 at 5 streams" in words({("off", 5): 1.2})
+    assert "from that alone" not in words({("off", 5): 1.2}, margin=0.25)
+    assert "at 1 stream" not in words({("off", 5): 1.2, ("off", 1): 1.09})
 
 
 def test_16_times_of_other_requests_than_the_cells_are_not_used(good: list[CellRecord]) -> None:
@@ -530,7 +544,9 @@ def test_16_times_of_other_requests_than_the_cells_are_not_used(good: list[CellR
     assert front_end.engine_times((), {"seconds": 0.0, "requests": 0.0}) == {}
     broken = (replace(requests[0], error="it broke off"), *requests[1:])
     assert front_end.engine_times(broken, {"seconds": 1.0, "requests": count}) == {}
-    for extra in ({}, {"engine_times": None}, {"engine_times": {"engine_s": 0.0, "client_s": 1.0}}):
+    whole = {"requests": 2, "engine_s": 1.0, "client_s": 1.5}
+    assert front_end.lag(replace(good[0], extra={"engine_times": whole})) == 1.5
+    for extra in ({}, {"engine_times": None}, *({"engine_times": {**whole, name: 0}} for name in whole)):
         assert front_end.lag(replace(good[0], extra=extra)) is None
 
 

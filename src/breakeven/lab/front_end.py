@@ -28,9 +28,10 @@ _Place = tuple[str, int]  # condition and level
 def engine_times(requests: Sequence[RequestResult], told: Mapping[str, float]) -> dict[str, Any]:
     """What a cell's record keeps of it: `engine_times` with `requests`, `engine_s` and `client_s`, summed; or nothing.
 
-    `told`: the rise of the server's own figures over the cell, `seconds` and `requests`, from a request's arrival in
-    the engine to its last token. `client_s` is from send to end. Nothing is kept unless the server tells of exactly as
-    many requests as were sent, all of which ended properly: else the two sums are not of the same answers.
+    `told`: the rise of the server's own figures over the cell, `seconds` and `requests`, from when the engine's
+    scheduler takes a request in, between two steps, to its last token. `client_s` is from send to end. Nothing is kept
+    unless the server tells of exactly as many requests as were sent, all of which ended properly: else the two sums are
+    not of the same answers.
     """
     if not requests or any(map(failed, requests)) or told.get("requests") != len(requests):
         return {}
@@ -43,17 +44,17 @@ def lag(record: CellRecord) -> float | None:
     times = record.extra.get("engine_times")
     if not isinstance(times, Mapping):
         return None
-    engine_s, client_s = times.get("engine_s"), times.get("client_s")
-    if not isinstance(engine_s, int | float) or not isinstance(client_s, int | float) or engine_s <= 0:
-        return None
-    return client_s / engine_s
+    found = [times.get(name) for name in ("requests", "engine_s", "client_s")]
+    requests, engine_s, client_s = (value if isinstance(value, int | float) else 0 for value in found)
+    return client_s / engine_s if requests > 0 and engine_s > 0 and client_s > 0 else None
 
 
 def front_end_lints(campaign: Campaign, records: Sequence[CellRecord]) -> Iterator[Lint]:
     """One sentence: where answers took much longer than their engine, and what that does to the ratios.
 
-    By the median over blocks of each condition and level. In closed loop throughput goes as one over the time of a
-    request, so of two arms' ratio about the quotient of their lags is not their engines'.
+    By the median over blocks of each condition and level. In closed loop without think times throughput goes as one
+    over the time of a request. So of two arms' ratio up to the quotient of their lags is not their engines': all of it
+    where streams run in step, less where an engine from which requests are held back has smaller rounds.
     """
     found: dict[str, dict[_Place, list[tuple[float, str]]]] = {arm: defaultdict(list) for arm in campaign.arms}
     for record in records:
@@ -77,7 +78,8 @@ def front_end_lints(campaign: Campaign, records: Sequence[CellRecord]) -> Iterat
     )
     yield Lint(
         message=f"answers took longer than their engine did ({told}): something between engine and client held them "
-        "back, which with vLLM is usually its API process; more of them help (--api-server-count, in every arm)."
+        "back. At high load that is usually vLLM's API process, and more of them help (--api-server-count, in every "
+        "arm); at low load a network, a proxy or the tokenizer, with short answers the wait for a running step."
         + "".join(_shifts(campaign, lags, where)),
         cells=[name for arm, places in late.items() for at in places for _, name in found[arm][at]],
     )
@@ -85,13 +87,15 @@ def front_end_lints(campaign: Campaign, records: Sequence[CellRecord]) -> Iterat
 
 def _shifts(campaign: Campaign, lags: Mapping[str, Mapping[_Place, float]], where: _Names) -> Iterator[str]:
     """What of the arms' ratios comes from unlike lags, where it is more than the margin."""
+    if campaign.open_loop or campaign.workload.sessions is not None:
+        return
     base = lags[campaign.baseline]
     least = math.log(max(MIN_FACTOR, 1 + campaign.margin))
     for arm, places in lags.items():
-        factors = {at: base[at] / value for at, value in places.items() if at in base}
+        factors = {at: base[at] / lag for at, lag in places.items() if at in base and max(base[at], lag) > MAX_LAG}
         told = [f"{f:.2f} at {where(at)}" for at, f in factors.items() if abs(math.log(f)) > least]
         if told:
-            yield f" Of {arm}'s ratio to {campaign.baseline}, about {', '.join(told)} comes from that alone."
+            yield f" Of {arm}'s throughput over {campaign.baseline}'s, up to {', '.join(told)} comes from that alone."
 
 
 def _by_level(item: tuple[_Place, Any]) -> tuple[int, str]:

@@ -136,7 +136,9 @@ class CellSummary(_Model):
     failed: int = Field(description="requests that failed")
     metrics: dict[str, Figure] = Field(
         description="by name: throughput and its two windows, requests_per_s, {ttft, tpot, latency, inter_chunk,"
-        " token_gap, send_lag}_{mean, p50, p90, p99}, acceptance_length, tokens_per_step, output_tokens_mean, …"
+        " token_gap, send_lag}_{mean, p50, p90, p99}, acceptance_length, tokens_per_step, output_tokens_mean,"
+        " engine_time_mean and engine_lag (how many times as long answers took, from send to end) where vLLM tells its"
+        " engine's own time, …"
     )
     counters: dict[str, Number] = Field(description="changes of the server's speculation counters over the cell")
     notes: list[str] = Field(description="warnings, in plain words")

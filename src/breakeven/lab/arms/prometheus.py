@@ -4,8 +4,8 @@ Counters are read by vLLM's names after any prefix (`vllm:`, `breakeven:`, `llam
 and engines. SGLang counts verifications, tokens and requests instead, each when a request has finished: a verification
 is a round, and of a request's tokens all but the first and one for each round were drafted and accepted.
 
-The engine's own time for a request is the sum of vLLM's histograms of queue and inference time: from its arrival in the
-engine's core to its last token, by the core's clock, before any API server has seen that token
+The engine's own time for a request is the sum of vLLM's histograms of queue and inference time: from when the scheduler
+takes it in, between two steps, to its last token, by the clock of the engine's core, before any API server sees it
 (vllm/v1/metrics/stats.py, `update_from_finished_request`).
 """
 

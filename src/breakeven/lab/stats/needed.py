@@ -101,15 +101,20 @@ def _note(lengths: Sequence[float], found: BreakEven) -> str:
     one = least == most
     parts = []
     if found.level is None and found.fitted[-1] > 0:  # `fitted` runs from the longest to the shortest
-        doubt = (
-            "no bound above" if high is None else f"or up to {high:.2f}" if high > least else "it pays there already"
-        )
-        parts.append(f"below {least:g}, the {'only one' if one else 'shortest'} measured")
+        sure = high is not None and high <= least
+        doubt = "it pays there already" if sure else None if high is None else f"or up to {high:.2f}"
+        parts.append(_beyond(f"below {least:g}, the {'only one' if one else 'shortest'} measured", doubt, found.blocks))
     elif found.level is None:
-        doubt = "no bound below" if low is None else f"or down to {low:.2f}" if low < most else "not even that pays"
-        parts.append(f"above {most:g}, the {'only one' if one else 'longest'} measured")
-    if parts and found.blocks > 1:
-        parts[0] += f" ({doubt})"
+        sure = low is not None and low >= most
+        doubt = "not even that pays" if sure else None if low is None else f"or down to {low:.2f}"
+        parts.append(_beyond(f"above {most:g}, the {'only one' if one else 'longest'} measured", doubt, found.blocks))
     if found.blocks == 1:
         parts.append("one block: no interval")
     return "; ".join(parts)
+
+
+def _beyond(where: str, doubt: str | None, blocks: int) -> str:
+    """An estimate beyond the lengths measured, and what its interval says; without a bound it is not told."""
+    if blocks < 2:
+        return where
+    return f"not told (by the estimate {where})" if doubt is None else f"{where} ({doubt})"
