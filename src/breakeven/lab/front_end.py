@@ -78,9 +78,9 @@ def front_end_lints(campaign: Campaign, records: Sequence[CellRecord]) -> Iterat
     )
     yield Lint(
         message=f"answers took longer than their engine did ({told}): something between engine and client held them "
-        "back. At high load that is usually vLLM's API process, and more of them help (--api-server-count, in every "
-        "arm); at low load a network, a proxy or the tokenizer, with short answers the wait for a running step."
-        + "".join(_shifts(campaign, lags, where)),
+        "back. At thousands of tokens a second that is usually vLLM's API process, and more of them help "
+        "(--api-server-count, in every arm); else a network, a proxy or the tokenizer, and with short answers or long "
+        "steps the wait for a running step, which is the engine's own." + "".join(_shifts(campaign, lags, where)),
         cells=[name for arm, places in late.items() for at in places for _, name in found[arm][at]],
     )
 
