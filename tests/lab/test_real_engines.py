@@ -375,10 +375,10 @@ def test_a_server_killed_while_it_starts_is_told_and_its_cells_are_measured_by_r
     is_whole(run)
 
 
-@needs_llama
-def test_a_server_killed_as_it_becomes_ready_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_server_killed_as_it_becomes_ready_is_told(engine: str, tmp_path: Path) -> None:
     """Between its first token and its first cell."""
-    given = small({"off": arm("llamacpp"), "on": arm("llamacpp")}, **BRIEF, on_server_death="stop")
+    given = small({"off": arm(engine), "on": arm(engine)}, **BRIEF, on_server_death="stop")
     path = tmp_path / "run"
     run, outcome = execute(path, given, killing_at_once(path, lambda event: isinstance(event, LaunchReady)))
     assert outcome.stopped
