@@ -1,6 +1,6 @@
 """What the search makes of its measurements: which candidates stay, and the schedule they propose. Pure.
 
-A candidate is worth what it gains at the levels where it gains: the mean over levels of max(0, log ratio), because a
+A candidate is worth what it gains at the levels where it gains: the sum over levels of max(0, log ratio), because a
 schedule turns it off elsewhere. Several of one family (they differ in depth alone) are worth the best of them at each
 level. All of this is by point estimates: the search only proposes. What is reported is measured anew.
 """
@@ -37,13 +37,13 @@ def mean_gains(block_gains: Mapping[str, Mapping[int, Sequence[float]]]) -> dict
 
 
 def worth(names: Sequence[str], gains: Gains, families: Mapping[str, str], levels: Sequence[int]) -> float:
-    """Of the best family among `names`: the mean over levels of the best gain there, or 0 for off."""
+    """Of the best family among `names`: the sum over levels of the best gain there, or 0 for off."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(families[name], []).append(name)
     return max(
         (
-            sum(max(0.0, *(gains.get(name, {}).get(level, 0.0) for name in members)) for level in levels) / len(levels)
+            sum(max(0.0, *(gains.get(name, {}).get(level, 0.0) for name in members)) for level in levels)
             for members in groups.values()
         ),
         default=0.0,
