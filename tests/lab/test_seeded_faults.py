@@ -519,6 +519,17 @@ def test_16_rates_are_called_by_their_own_unit(good: list[CellRecord]) -> None:
     records = [told(r, 1.3 if r.key.level == 5 else 1.0) for r in good]
     (lint,) = front_end.front_end_lints(given, records)
     assert "off 1.30 times at 2.5 requests/s" in lint.message
+    crossed = synthetic.campaign(
+        blocks=3,
+        levels=(1, 5),
+        workload={"domains": ("coding",), "max_tokens": 48},
+        conditions={"arrivals": {"smooth": {"process": "constant", "unit_rate": 0.5}, "poisson": arrivals}},
+    )
+    named = [replace(r, key=replace(r.key, condition="coding+poisson")) for r in records]
+    (lint,) = front_end.front_end_lints(crossed, named)
+    assert (
+        "off 1.30 times at 2.5 requests/s" in lint.message
+    )  # the conditions', not the campaign's own, which is a closed loop
     unlike = [told(r, 1.3 if (r.key.arm, r.key.level) == ("off", 5) else 1.0) for r in good]
     (lint,) = front_end.front_end_lints(given, unlike)
     assert "from that alone" not in lint.message  # a schedule sets the throughput, not the time of a request

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from breakeven.lab.campaign import SENTINEL, Campaign
@@ -70,7 +70,14 @@ def front_end_lints(campaign: Campaign, records: Sequence[CellRecord]) -> Iterat
     late = {arm: {at: value for at, value in places.items() if value > MAX_LAG} for arm, places in lags.items()}
     if not any(late.values()):
         return
-    where = _Names(campaign, {condition for places in lags.values() for condition, _ in places})
+    several = len({condition for places in lags.values() for condition, _ in places}) > 1
+
+    def where(place: _Place) -> str:
+        condition, level = place
+        arrivals = campaign.setting(condition).arrivals
+        load = f"{arrivals.rate(level):g} requests/s" if arrivals.open else f"{level} stream{'s' * (level != 1)}"
+        return f"{load} ({condition})" if several else load
+
     told = "; ".join(
         f"{arm} {', '.join(f'{value:.2f} times at {where(at)}' for at, value in places.items())}"
         for arm, places in late.items()
@@ -85,7 +92,9 @@ def front_end_lints(campaign: Campaign, records: Sequence[CellRecord]) -> Iterat
     )
 
 
-def _shifts(campaign: Campaign, lags: Mapping[str, Mapping[_Place, float]], where: _Names) -> Iterator[str]:
+def _shifts(
+    campaign: Campaign, lags: Mapping[str, Mapping[_Place, float]], where: Callable[[_Place], str]
+) -> Iterator[str]:
     """What of the arms' ratios comes from unlike lags, where it is more than the margin."""
     if campaign.open_loop or campaign.workload.sessions is not None:
         return
@@ -101,17 +110,3 @@ def _shifts(campaign: Campaign, lags: Mapping[str, Mapping[_Place, float]], wher
 def _by_level(item: tuple[_Place, Any]) -> tuple[int, str]:
     (condition, level), _ = item
     return level, condition
-
-
-class _Names:
-    """How a place is called: its load, and its condition where there are several."""
-
-    def __init__(self, campaign: Campaign, conditions: set[str]) -> None:
-        self._campaign = campaign
-        self._several = len(conditions) > 1
-
-    def __call__(self, place: _Place) -> str:
-        condition, level = place
-        rate = self._campaign.arrivals.rate(level)
-        load = f"{rate:g} requests/s" if self._campaign.open_loop else f"{level} stream{'s' * (level != 1)}"
-        return f"{load} ({condition})" if self._several else load
