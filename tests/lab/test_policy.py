@@ -191,6 +191,10 @@ ARMS = {
     "deep": {"type": "embedded", "speculation": {"algorithm": "eagle3", "num_steps": 4}},
     "shallow": {"type": "embedded", "speculation": {"algorithm": "eagle3", "num_steps": 1}},
     "ngram": {"type": "embedded", "speculation": {"algorithm": "ngram", "num_steps": 3}},
+    "planned": {
+        "type": "embedded",
+        "speculation": {"algorithm": "eagle3", "num_steps": 4, "schedule": [[1, 5, 4], [6, 16, 1]]},
+    },
 }
 LEVELS = (1, 3, 8, 16)
 TRUTH = {
@@ -236,16 +240,6 @@ def test_the_best_depth_that_pays_at_each_level_and_off_elsewhere(summary: Summa
     assert found.notes == ()
 
 
-SCHEDULED = {
-    "off": {"type": "embedded"},
-    "deep": {"type": "embedded", "speculation": {"algorithm": "eagle3", "num_steps": 4}},
-    "planned": {
-        "type": "embedded",
-        "speculation": {"algorithm": "eagle3", "num_steps": 4, "schedule": [[1, 5, 4], [6, 16, 1]]},
-    },
-}
-
-
 @pytest.mark.parametrize(
     ("planned", "ranges"),
     [
@@ -257,10 +251,8 @@ SCHEDULED = {
     ],
 )
 def test_between_its_levels_a_schedule_that_was_measured_keeps_its_own_switch(
-    monkeypatch: pytest.MonkeyPatch, planned: dict[int, float], ranges: tuple[tuple[int, int, int], ...]
+    planned: dict[int, float], ranges: tuple[tuple[int, int, int], ...]
 ) -> None:
-    for name, arm in SCHEDULED.items():
-        monkeypatch.setitem(ARMS, name, arm)
     found = decide(measured_summary({"deep": TRUTH["deep"], "planned": {1: 1.9, 16: 0.9, **planned}}))
     assert found.ranges == ranges
 

@@ -143,14 +143,13 @@ def decide(summary: Summary) -> Policy:
 
     def switch(low: int, high: int) -> int | None:
         """Where an arm with a schedule of its own goes over from one chosen depth to the other, if safe at both."""
-        places = [
+        places = (
             single_switch(shapes[name].ranges, low, high)
             for name in members
             if shapes[name].ranges
             and all(shapes[name].depth_at(level) == depths[level] and safe_arm(name, level) for level in (low, high))
-        ]
-        known = [place for place in places if place is not None]
-        return min(known) if known else None
+        )
+        return min((place for place in places if place is not None), default=None)
 
     for name in members:
         taxed = [
@@ -165,10 +164,10 @@ def decide(summary: Summary) -> Policy:
                 f"{name} hurts at {', '.join(map(str, taxed))} streams, where its own schedule is off: being ready to"
                 f" speculate costs something there, so the baseline is the better choice for such loads"
             )
-    used = {choice.depth for choice in chosen}
+    used = depths.values()
     deepest = max((n for n in members if shapes[n].depth in used or shapes[n].ranges), key=lambda n: shapes[n].depth)
     notes += _notes(levels, chosen, settings[deepest], settings[digest.baseline], digest.baseline)
-    ranges = schedule(levels, [choice.depth for choice in chosen], safe, switch)
+    ranges = schedule(levels, list(depths.values()), safe, switch)
     return Policy(
         digest.baseline, metric, digest.margin, deepest, shapes[deepest], settings[deepest], tuple(chosen), ranges,
         tuple(notes),

@@ -49,14 +49,18 @@ def schedule(
         if here == there:
             continue
         stays, begins = covered(here, high), covered(there, low)
-        last = math.isqrt(low * high) if stays and begins else high - 1 if stays else low
-        measured = None if stays or begins else switch(low, high)
-        last = min(max(last if measured is None else measured, low), high - 1)
-        rows.append((first, last, here))
-        if not stays and not begins and measured is None and high - 1 > low:
-            rows.append((low + 1, high - 1, 0))
-            last = high - 1
-        first = last + 1
+        if stays or begins:
+            ends: int | None = math.isqrt(low * high) if stays and begins else high - 1 if stays else low
+        else:
+            ends = switch(low, high)
+        if ends is not None:
+            rows.append((first, ends, here))
+            first = ends + 1
+        else:
+            rows.append((first, low, here))
+            if low + 1 < high:
+                rows.append((low + 1, high - 1, 0))
+            first = high
     top = max(OPEN_END, 2 * levels[-1])
     if depths[-1]:
         rows.append((first, levels[-1], depths[-1]))

@@ -179,7 +179,7 @@ def distribution(summary: Summary, metric: Literal["ttft", "latency"], level: in
         axes.set_xlabel("milliseconds")
 
     name = words.METRIC_WORDS[metric]
-    title = f"{name[:1].upper()}{name[1:]}, {level} stream{'s' if level != 1 else ''}"
+    title = f"{name[:1].upper()}{name[1:]}, {words.streams([level])}"
     count = ", ".join(f"{d.arm} {d.count}" for d in found)
     return chart(summary, f"{metric}-{level}", title, f"Requests: {count}.", draw, size=_SMALL)
 

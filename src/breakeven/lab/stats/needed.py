@@ -96,25 +96,23 @@ def _note(lengths: Sequence[float], found: BreakEven) -> str:
     """Only an interval beyond the lengths measured says that the shortest pays, or that not even the longest does."""
     if not found.monotone:
         return "the ratio does not rise steadily with the acceptance length: the arms differ in something else"
-    low, high = _turned(found.ci_high), _turned(found.ci_low)
-    least, most = lengths[0], lengths[-1]
-    one = least == most
     parts = []
-    if found.level is None and found.fitted[-1] > 0:  # `fitted` runs from the longest to the shortest
-        sure = high is not None and high <= least
-        doubt = "it pays there already" if sure else None if high is None else f"or up to {high:.2f}"
-        parts.append(_beyond(f"below {least:g}, the {'only one' if one else 'shortest'} measured", doubt, found.blocks))
-    elif found.level is None:
-        sure = low is not None and low >= most
-        doubt = "not even that pays" if sure else None if low is None else f"or down to {low:.2f}"
-        parts.append(_beyond(f"above {most:g}, the {'only one' if one else 'longest'} measured", doubt, found.blocks))
+    if found.level is None:
+        parts.append(_beyond(lengths, found, below=found.fitted[-1] > 0))  # it runs from the longest to the shortest
     if found.blocks == 1:
         parts.append("one block: no interval")
     return "; ".join(parts)
 
 
-def _beyond(where: str, doubt: str | None, blocks: int) -> str:
-    """An estimate beyond the lengths measured, and what its interval says; without a bound it is not told."""
-    if blocks < 2:
+def _beyond(lengths: Sequence[float], found: BreakEven, *, below: bool) -> str:
+    """An estimate beyond the lengths measured, and what its interval says of that; without a bound it is not told."""
+    length, bound = (lengths[0], _turned(found.ci_low)) if below else (lengths[-1], _turned(found.ci_high))
+    end = "only one" if len(lengths) == 1 else "shortest" if below else "longest"
+    where = f"{'below' if below else 'above'} {length:g}, the {end} measured"
+    if found.blocks == 1:
         return where
-    return f"not told (by the estimate {where})" if doubt is None else f"{where} ({doubt})"
+    if bound is None:
+        return f"not told (by the estimate {where})"
+    if bound <= length if below else bound >= length:
+        return f"{where} ({'it pays there already' if below else 'not even that pays'})"
+    return f"{where} (or {'up' if below else 'down'} to {bound:.2f})"
