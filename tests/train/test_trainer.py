@@ -109,6 +109,7 @@ def _worker(rank: int, folder: str, port: int) -> None:
     made = trainer(Path(folder), conversations(24, seed=2), optim, rank=rank, world=2)
     made.prepare()
     made.train(None, None)
+    torch.distributed.barrier()  # as the pipeline does: a rank that leaves while the other still uses the group aborts
     torch.distributed.destroy_process_group()
 
 
